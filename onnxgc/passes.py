@@ -23,7 +23,7 @@ from onnxgc.emission.plan_files import METADATA_KEY
 
 __all__ = ["Checkpointing"]
 
-_FILE_OPTIONS = ("source", "output", "external_data", "dry_run")
+_FILE_OPTIONS = ("source", "output", "external_data", "dry_run", "state", "evaluation")
 
 
 class Checkpointing(ir.passes.FunctionalPass):

@@ -34,7 +34,10 @@ GUIDES = (
     README,
     *(
         DOCS / f"{name}.md"
-        for name in ("user-guide", "models", "planning", "comparing", "training", "training-file", "extending")
+        for name in (
+            *("user-guide", "models", "planning", "comparing", "training", "training-file", "extending"),
+            "from-onnxruntime-training",
+        )
     ),
 )
 SLOW_GUIDES = ("planning", "training")
@@ -50,8 +53,8 @@ FORBIDDEN = re.compile(
     r"/(?:work|tmp|home|root|opt|mnt|Users)/|[A-Z]:\\|\b(?:workplace|localhost|facts\.md|design\.md|style\.md)\b|#\d+\b"
 )
 FOREIGN_HOSTS = re.compile(r"https?://(?!keepachangelog\.com/|semver\.org/|www\.w3\.org/)[^\s)\"]+")
-OTHER_OPTIONS = {"--help", "--version", "--install-completion", "--nproc-per-node"}
-"""Options of the program itself, and of torchrun."""
+OTHER_OPTIONS = {"--help", "--version", "--install-completion", "--nproc-per-node", "--ignore-scripts"}
+"""Options of the program itself, of torchrun and of npm."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 

@@ -24,6 +24,7 @@ from onnxgc.report.data.inspect_report import InspectReport
 from onnxgc.runtime.cuda_kernels import left_to_the_cpu
 from onnxgc.runtime.known_faults import FoundFault, faults_in
 from onnxgc.runtime.ort import provider_of_forms
+from onnxgc.runtime.other_runtimes import RUNTIMES, limits_of
 from onnxgc.tracing.card_costs import OperatorCost
 from onnxgc.tracing.devices import Device
 from onnxgc.tracing.devices import device as named_device
@@ -49,7 +50,8 @@ class Inspection:
 
     `obstacles` are the errors by which `optimize` would reject the model; later fields are empty as far as
     they depend on it. `left_to_the_cpu` counts the training graph's nodes without a CUDA kernel at its opset,
-    by operator. `runtime_faults` are known faults of ONNX Runtime that make the model's inference wrong, but
+    by operator. `limits` has, for another runtime, the nodes that it cannot run, by effect and operator.
+    `runtime_faults` are known faults of ONNX Runtime that make the model's inference wrong, but
     not its training.
     """
 
@@ -65,6 +67,7 @@ class Inspection:
     inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     runtime_faults: tuple[FoundFault, ...] = ()
     card: tuple[OperatorCost, ...] = ()
+    limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def as_json(self) -> InspectReport:
         return {
@@ -95,6 +98,7 @@ class Inspection:
             "planned": {"simulated_peak_bytes": self.planned_peak_bytes},
             "opset": self.opset,
             "left_to_the_cpu": dict(self.left_to_the_cpu),
+            "limits": {effect: dict(counts) for effect, counts in self.limits.items()},
             "runtime_faults": [
                 {
                     "name": fault.fault.name,
@@ -138,14 +142,16 @@ def inspect(
     """Weights with roles, operators with gradient support, peaks, and obstacles to training.
 
     Arguments are those of `optimize`. With the provider `cuda`, `card` has the expected costs of a step
-    on `device` (default: a100) by operator. Of a training file, the result has the nodes, weights and peak
+    on `device` (default: a100) by operator. With `web`, `webgpu`, `openvino` or `iree`, `limits` has the nodes
+    that this runtime cannot run. Of a training file, the result has the nodes, weights and peak
     of the file itself.
 
     Raises:
         ModelFileError: the file is not an ONNX model, or a training file is given with options of reading.
             Other errors are returned as `obstacles`.
     """
-    chosen = "cpu" if provider is None else provider_of_forms(provider)
+    other = provider if provider in RUNTIMES else ""
+    chosen = "cpu" if provider is None or other else provider_of_forms(provider)
     card = named_device(device or DEFAULT_DEVICE) if chosen == "cuda" else None
     source = source_of(source)
     proto, folder = load_proto(source)
@@ -154,7 +160,7 @@ def inspect(
             raise ModelFileError(
                 "a training file is inspected as it is; leave out the options for reading a forward model"
             )
-        return _of_training_file(proto, card)
+        return _of_training_file(proto, card, other)
     weights = explain_weights(source, trainable=trainable, freeze=freeze)
     try:
         model = read_model(
@@ -191,10 +197,11 @@ def inspect(
         opset=model.opset,
         left_to_the_cpu=left_to_the_cpu(planned.step.nodes.values(), planned.step.types, model.opset),
         card=() if card is None else step_costs(planned.step, planned.schedule, card),
+        limits=limits_of(other, planned.step.nodes.values(), planned.step.types),
     )
 
 
-def _of_training_file(proto: onnx.ModelProto, card: Device | None) -> Inspection:
+def _of_training_file(proto: onnx.ModelProto, card: Device | None, runtime: str) -> Inspection:
     contents = TrainingFileContents(proto)
     return Inspection(
         contents.weights,
@@ -206,6 +213,7 @@ def _of_training_file(proto: onnx.ModelProto, card: Device | None) -> Inspection
         left_to_the_cpu=left_to_the_cpu(contents.nodes, contents.types, contents.opset),
         inputs=contents.inputs,
         card=() if card is None else contents.card_costs(card),
+        limits=limits_of(runtime, contents.nodes, contents.types),
     )
 
 

@@ -220,6 +220,9 @@ class _Search:
             options.get("optimizer"),
             options.get("provider"),
             keep_outputs=options.get("keep_outputs", False),
+            loss_model=options.get("loss_model"),
+            pools=options.get("pools") or "indices",
+            portable=options.get("portable", False),
         )
         self._request = BudgetRequest.from_options(
             None, order="free", device=options.get("device"), calibrate=options.get("calibrate")

@@ -35,6 +35,7 @@ def optimize_report(
     return {
         "model": name,
         "output": output,
+        "more_files": [],
         "objective": solution.objective.value,
         "solver": solution.solver,
         "status": solution.status.value,

@@ -15,16 +15,18 @@ import numpy.typing as npt
 import onnx
 
 from onnxgc.api.budget_plans import BudgetRequest
+from onnxgc.api.evaluation_model import evaluation_graph, evaluation_model
 from onnxgc.api.optimize_report import optimize_report
 from onnxgc.api.plan_options import PlanOptions, Progress
 from onnxgc.api.planned_step import PlannedStep, emit, trace_problem
-from onnxgc.api.read_options import ReadOptions, name_of, read_with_options
+from onnxgc.api.pool_forms import INDICES, WINDOWS, with_least_pools
+from onnxgc.api.read_options import LossModel, ReadOptions, name_of, read_with_options
 from onnxgc.api.step_planning import plan_quickly, plan_step, plan_within, step_with_plan
 from onnxgc.api.trial_run import trial_run, type_text
+from onnxgc.api.written_files import Target
 from onnxgc.budget.search import ignore_progress
-from onnxgc.emission.atomic_files import check_model_writable, data_file, write_model
 from onnxgc.emission.training_graph import TrainingGraph
-from onnxgc.errors import ModelFileError, OutputFileError
+from onnxgc.errors import ModelFileError
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.core.stored_weights import external_file
 from onnxgc.model.files.load import source_of
@@ -108,6 +110,11 @@ def optimize(
     progress: Progress | None = None,
     provider: str | None = None,
     barriers: str = "auto",
+    state: str = "initializers",
+    evaluation: str | os.PathLike[str] | None = None,
+    loss_model: LossModel | None = None,
+    pools: str | None = None,
+    portable: bool = False,
 ) -> OptimizeResult:
     """Plan a forward model and emit a training graph that needs less memory than the baseline.
 
@@ -146,6 +153,15 @@ def optimize(
         progress: callback that receives the name of each stage.
         provider: `cpu` or `cuda`, whose forms gradients take; None for cuda where available.
         barriers: `auto`, or `none` for a file that only sessions of `make_session` run in its order.
+        state: `initializers`, or `inputs` for parameters, statistics and states that must be fed; their first
+            values and the file's contract are in a state file beside the training file (.safetensors).
+        loss_model: a path or an `onnx.ModelProto` of a model whose only output, a scalar, is the loss. Inputs with
+            the name of an output of `source` read it; the others are inputs of the step.
+        pools: form of MaxPool's gradients: `indices` of forward, or `windows` that are compared in backward; None
+            for the form in which the plan needs less memory.
+        portable: avoid what other runtimes lack: indices, dimensions with names, unknown attributes.
+        evaluation: path of an evaluation file: the model in evaluation mode with its loss, with parameters and
+            statistics as inputs.
 
     Raises:
         OnnxgcError: one line that states what is wrong, where, and what to do.
@@ -156,33 +172,28 @@ def optimize(
     )
     how = PlanOptions.from_options(plan, solver, request, objective, checkpoints, time_limit, step_limit, seed, notify)
     read = ReadOptions.from_options(
-        loss, trainable, freeze, freeze_bn, untie, optimizer, provider, keep_outputs=keep_outputs, barriers=barriers
+        loss,
+        trainable,
+        freeze,
+        freeze_bn,
+        untie,
+        optimizer,
+        provider,
+        keep_outputs=keep_outputs,
+        barriers=barriers,
+        state=state,
+        loss_model=loss_model,
+        pools=pools or INDICES,
+        portable=portable,
     )
-    target = None if dry_run or output is None else _Target(os.fspath(output), external_data)
-    return planned_model(source, input_shapes, read, how, target, values=values or {}, check=check)
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """The training file to write."""
-
-    path: str
-    external_data: bool
-
-    def check_apart(self, *sources: str | os.PathLike[str] | None) -> None:
-        """Check that the file is none of the sources.
-
-        Raises:
-            OutputFileError: it is, or its external data file is.
-        """
-        for source in sources:
-            for written in (self.path, data_file(self.path)):
-                if source is None or not os.path.exists(source) or not os.path.exists(written):
-                    continue
-                if os.path.samefile(written, source):
-                    raise OutputFileError(
-                        f"'{written}' belongs to the source model; give the training file another name"
-                    )
+    target = None
+    if not dry_run and output is not None:
+        evaluated = None if evaluation is None else os.fspath(evaluation)
+        target = Target(os.fspath(output), external_data, read.stores_state, evaluated)
+    chooses = pools is None and not portable
+    return planned_model(
+        source, input_shapes, read, how, target, values=values or {}, check=check, chooses_pools=chooses
+    )
 
 
 def planned_model(
@@ -190,16 +201,17 @@ def planned_model(
     input_shapes: Mapping[str, tuple[int, ...]] | None,
     read: ReadOptions,
     how: PlanOptions,
-    target: _Target | None = None,
+    target: Target | None = None,
     *,
     values: Mapping[str, Array] = MappingProxyType({}),
     check: bool,
+    chooses_pools: bool = False,
 ) -> OptimizeResult:
-    """As `optimize`, with checked options."""
+    """As `optimize`, with checked options; with `chooses_pools` the plan takes the form that needs less memory."""
     started = time.perf_counter()
     source, notify = source_of(given), how.search.progress
     if target is not None:
-        check_model_writable(target.path)
+        target.check_writable()
         target.check_apart(None if isinstance(source, onnx.ModelProto) else source)
     notify("reading")
     model = read_with_options(source, read, input_shapes)
@@ -215,12 +227,16 @@ def planned_model(
         model = _with_note(model, f"the plan was made for '{how.made_for}'")
     notify("planning")
     planned = _plan(model, read, how)
+    if chooses_pools:
+        planned = with_least_pools(planned)
+        read = replace(read, pools=INDICES if planned.model is model else WINDOWS)
     plan_end = time.perf_counter()
     graph = None
     if target is not None:
         notify("writing")
         graph = emit(planned, values=values, options=read)
-        write_model(graph.model, target.path, external_data=target.external_data)
+        evaluated = None if target.evaluation is None else _evaluation_file(source, read, planned, values)
+        target.write(graph, evaluated)
     end = time.perf_counter()
     seconds = {
         "read": read_end - started,
@@ -229,7 +245,22 @@ def planned_model(
         "total": end - started,
     }
     report = optimize_report(planned, name, None if target is None else target.path, seconds)
+    if target is not None:
+        report["more_files"] = [path for path in (target.state, target.evaluation) if path is not None]
     return OptimizeResult(planned.solution.plan, report, planned, read, values, graph)
+
+
+def _evaluation_file(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    read: ReadOptions,
+    planned: PlannedStep,
+    values: Mapping[str, Array],
+) -> onnx.ModelProto:
+    """The model in evaluation mode, for the shapes of the planned step."""
+    model, types = planned.model, planned.step.types
+    evaluated = evaluation_model(source, read, {name: types[name].shape for name in model.inputs})
+    weights = (*planned.step.parameter_gradients, *(statistic.name for statistic in model.statistics))
+    return evaluation_graph(evaluated, weights, values, stores_state=read.stores_state)[0]
 
 
 def _plan(model: TrainableModel, read: ReadOptions, how: PlanOptions) -> PlannedStep:

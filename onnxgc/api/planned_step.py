@@ -181,7 +181,12 @@ def emit(
         "onnxgc.options": options.to_json(),
     }
     return emit_training_graph(
-        planned.step, chosen, metadata=metadata, values=values, has_barriers=options.has_barriers
+        planned.step,
+        chosen,
+        metadata=metadata,
+        values=values,
+        has_barriers=options.has_barriers,
+        stores_state=options.stores_state,
     )
 
 

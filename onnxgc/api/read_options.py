@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,16 @@ from dataclasses import asdict, dataclass, replace
 
 import onnx
 
-from onnxgc.errors import PlanError
+from onnxgc.errors import LossError, PlanError
+from onnxgc.gradients.pooling import by_windows
 from onnxgc.model.core.ir import TrainableModel
 from onnxgc.model.files.load import load_proto
+from onnxgc.model.files.loss_model import read_loss_model
 from onnxgc.model.read import read_model
 from onnxgc.runtime.ort import provider_of_forms
 from onnxgc.tracing.optimizers import Optimizer, optimizer_as_json, optimizer_from_json, optimizer_of
+
+LossModel = str | os.PathLike[str] | onnx.ModelProto
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,10 @@ class ReadOptions:
     optimizer: Optimizer | None = None
     provider: str = "cpu"
     has_barriers: bool = True
+    state: str = "initializers"
+    loss_model: bytes = b""
+    pools: str = "indices"
+    portable: bool = False
 
     @classmethod
     def from_options(
@@ -44,14 +53,27 @@ class ReadOptions:
         *,
         keep_outputs: bool = False,
         barriers: str = "auto",
+        state: str = "initializers",
+        loss_model: LossModel | None = None,
+        pools: str = "indices",
+        portable: bool = False,
     ) -> ReadOptions:
         """The options as `onnxgc.optimize` takes them.
 
         Raises:
-            PlanError, RuntimeUnavailableError: barriers or the provider are unknown.
+            LossError, ModelFileError: the loss model is not valid, or `loss` is given too.
+            PlanError, RuntimeUnavailableError: barriers, state or the provider are unknown.
         """
+        if loss_model is not None and loss != "auto":
+            raise LossError(f"--loss '{loss}' and --loss-model both choose the loss; drop one of them")
         if barriers not in ("auto", "none"):
             raise PlanError(f"unknown barriers '{barriers}'; choose auto or none")
+        if state not in ("initializers", "inputs"):
+            raise PlanError(f"unknown state '{state}'; choose initializers or inputs")
+        if pools not in ("indices", "windows"):
+            raise PlanError(f"unknown pools '{pools}'; choose indices or windows")
+        if portable and provider == "cuda":
+            raise PlanError("a portable file has no forms for CUDA; leave out --portable or --provider cuda")
         return cls(
             loss,
             tuple(trainable),
@@ -60,12 +82,20 @@ class ReadOptions:
             freeze_bn,
             untie,
             optimizer_of(optimizer),
-            provider_of_forms(provider),
+            "cpu" if portable else provider_of_forms(provider),
             barriers == "auto",
+            state,
+            b"" if loss_model is None else read_loss_model(loss_model),
+            "windows" if portable else pools,
+            portable,
         )
 
     def to_json(self) -> str:
-        return json.dumps({**asdict(self), "optimizer": optimizer_as_json(self.optimizer)}, sort_keys=True)
+        options = {**asdict(self), "optimizer": optimizer_as_json(self.optimizer)}
+        del options["loss_model"]
+        if self.loss_model:
+            options["loss_model"] = base64.b64encode(self.loss_model).decode()
+        return json.dumps(options, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> ReadOptions:
@@ -90,7 +120,21 @@ class ReadOptions:
             optimizer=optimizer,
             provider=provider,
             has_barriers=has_barriers,
+            state=str(options.get("state", "initializers")),
+            loss_model=base64.b64decode(options.get("loss_model", "")),
+            pools=str(options.get("pools", "indices")),
+            portable=bool(options.get("portable", False)),
         )
+
+    @property
+    def loss_proto(self) -> onnx.ModelProto | None:
+        """The model that computes the loss, if any."""
+        return onnx.ModelProto.FromString(self.loss_model) if self.loss_model else None
+
+    @property
+    def stores_state(self) -> bool:
+        """Whether the training file contains the first values of parameters and statistics."""
+        return self.state == "initializers"
 
 
 def read_with_options(
@@ -109,7 +153,11 @@ def read_with_options(
         provider=options.provider,
         # A run with an optimizer may be resumed, and must then draw the same numbers.
         counted_draws=options.optimizer is not None,
+        loss_model=options.loss_proto,
     )
+    if options.pools == "windows":
+        model = by_windows(model)
+    model = replace(model, is_portable=options.portable)
     if not options.keep_outputs:
         return model
     graph = load_proto(source)[0].graph

@@ -33,8 +33,9 @@ class TrainingFileContents:
         try:
             names = json.loads(properties["onnxgc.names"])
             self.weights = tuple(_weights(names, self.types))
-            self._states = frozenset(names.get("states", ()))
-            state_bytes = sum(self.types[name].size_bytes for name in self._states)
+            states = names.get("states", ())
+            state_bytes = sum(self.types[name].size_bytes for name in states)
+            self._kept = {*states, *(weight.name for weight in self.weights)}
             # With the optimizer's state, as in the report of `optimize`.
             self.peak_bytes = int(properties["onnxgc.simulated_peak_bytes"]) + state_bytes
             self.loss = properties["onnxgc.loss"]
@@ -63,6 +64,8 @@ class TrainingFileContents:
             if entry.key == "onnxgc.role"
         )
         barriers = "with barriers" if options.has_barriers else "without barriers"
+        if not options.stores_state:
+            barriers += ", first values in a state file"
         self.note = (
             f"a training file of {len(self.nodes):,} nodes, of which {recomputed:,} recompute, in the forms "
             f"for {options.provider}, {barriers}"
@@ -70,12 +73,12 @@ class TrainingFileContents:
 
     @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the inputs without a value in the file, states of an optimizer left out."""
+        """Shapes of the inputs without a value in the file, states and weights left out."""
         stored = {tensor.name for tensor in self._graph.initializer}
         return {
             value.name: self.types[value.name].shape
             for value in self._graph.input
-            if value.name not in stored and value.name not in self._states
+            if value.name not in stored and value.name not in self._kept
         }
 
     def card_costs(self, device: Device) -> tuple[OperatorCost, ...]:

@@ -253,8 +253,9 @@ def _write_baseline(planned: PlannedStep, metadata: TrainingMetadata, file: Path
 
 def _planned_like(model: str | os.PathLike[str] | onnx.ModelProto, metadata: TrainingMetadata) -> PlannedStep:
     shapes = {value.name: _shape(value) for value in metadata.proto.graph.input}
-    given = draft_of(*load_proto(model)).inputs
-    read = read_with_options(model, metadata.options, {name: shapes[name] for name in given if name in shapes})
+    loss = metadata.options.loss_proto
+    given = {*draft_of(*load_proto(model)).inputs, *(value.name for value in (loss.graph.input if loss else ()))}
+    read = read_with_options(model, metadata.options, {name: shapes[name] for name in shapes if name in given})
     planned = step_with_plan(
         read,
         metadata.plan,
@@ -288,6 +289,8 @@ def _feeds(planned: PlannedStep, metadata: TrainingMetadata, drawn: Mapping[str,
     """Inputs, labels and targets by seed; drawn weights where the file stores a repeated value."""
     fed = {value.name for value in metadata.proto.graph.input}
     feeds = feeds_of(planned, seed)
+    if not metadata.options.stores_state:
+        feeds |= {name: value for name, value in metadata.values.items() if name in fed}
     constant = {name for name, value in metadata.values.items() if value.size > 1 and np.all(value == value.flat[0])}
     feeds.update((name, value) for name, value in drawn.items() if name in fed and name in constant)
     return feeds_of_updates(planned, metadata.values, seed) | feeds

@@ -14,6 +14,7 @@ from onnxgc.api.device_memory import DeviceMemory
 from onnxgc.api.planned_step import PlannedStep
 from onnxgc.api.read_options import ReadOptions
 from onnxgc.emission.plan_files import METADATA_KEY, plan_from_json
+from onnxgc.emission.state_file import read_first_values
 from onnxgc.errors import ModelFileError, RuntimeFailedError
 from onnxgc.model.core.ir import Array
 from onnxgc.model.core.stored_weights import StoredWeight
@@ -70,6 +71,8 @@ class TrainingMetadata:
                 f"'{os.fspath(training)}' was not written by onnxgc: its metadata is missing or invalid "
                 f"({error}); write it with `onnxgc optimize`"
             ) from error
+        if not options.stores_state:
+            return cls(proto, decision, options, peak, read_first_values(training))
         fed = {value.name for value in proto.graph.input}
         values = {
             tensor.name: StoredWeight(tensor, folder).load() for tensor in proto.graph.initializer if tensor.name in fed

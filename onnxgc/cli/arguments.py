@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, TypedDict, get_type_hints
 
 import typer
@@ -22,7 +23,7 @@ from typer import Argument, Option
 from onnxgc.api.budget_plans import DEFAULT_DEVICE, DEFAULT_SECONDS
 from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS
 from onnxgc.emission.atomic_files import check_writable, write_text
-from onnxgc.errors import OutputFileError, PlanError, ShapeError
+from onnxgc.errors import NoParametersError, OutputFileError, PlanError, ShapeError
 from onnxgc.report.terminal.fitted_table import FittedTable
 from onnxgc.report.terminal.safe_console import SafeConsole
 from onnxgc.report.text.text_table import Cells
@@ -121,8 +122,17 @@ BUDGET_HELP = (
 )
 Model = Annotated[str, Argument(help="Forward ONNX model, exported by any framework.")]
 LOSS = Option("auto", help="Loss: auto, cross-entropy, mse, bce, l1, or the name of a scalar output.")
-TRAINABLE = Option(None, help="Train only the weights that match this glob; +GLOB trains them in addition. Repeatable.")
-FREEZE = Option(None, help="Do not train weights that match this glob. Repeatable.")
+LOSS_MODEL = Option(
+    None,
+    rich_help_panel=MODEL,
+    help="Loss from a second model: its only output, a scalar; its inputs are outputs of MODEL, and targets.",
+)
+TRAINABLE = Option(
+    None,
+    help="Train only the weights that match this glob; +GLOB trains them in addition, @FILE has one a line. "
+    "Repeatable.",
+)
+FREEZE = Option(None, help="Do not train weights that match this glob; @FILE has one a line. Repeatable.")
 FREEZE_BN = Option(False, help="Normalise by the file's running statistics and keep them; scale and shift still train.")
 INPUT_SHAPES = Option(None, help="Shape of an input, such as x:64,3,224,224. Repeatable.")
 BUDGET = Option(None, rich_help_panel=PLAN, help=BUDGET_HELP)
@@ -190,8 +200,8 @@ class Reading(Options, panel=MODEL):
         """
         return {
             "loss": self.loss,
-            "trainable": tuple(self.trainable or ()),
-            "freeze": tuple(self.freeze or ()),
+            "trainable": globs_in(self.trainable),
+            "freeze": globs_in(self.freeze),
             "freeze_bn": self.freeze_bn,
             "untie": self.untie,
             "input_shapes": parse_shapes(self.input_shapes or []),
@@ -202,6 +212,26 @@ class CheckedReading(Reading):
     """How a model is read and tried."""
 
     no_check: bool = Option(False, help="Skip the trial run of the forward model before planning.")
+
+
+def globs_in(texts: Sequence[str] | None) -> tuple[str, ...]:
+    """The globs of an option; `@names.txt` stands for the lines of that file, except empty ones and comments (#).
+
+    Raises:
+        NoParametersError: the file cannot be read.
+    """
+    globs: list[str] = []
+    for text in texts or ():
+        if not text.startswith("@"):
+            globs.append(text)
+            continue
+        try:
+            lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise NoParametersError(f"the list of weights '{text[1:]}' cannot be read: {reason}") from error
+        globs += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return tuple(globs)
 
 
 def names_in(text: str) -> tuple[str, ...]:

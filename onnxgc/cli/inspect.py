@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from rich.console import Console
 from typer import Option
 
@@ -13,7 +15,6 @@ from onnxgc.cli.arguments import (
     REPORT,
     Model,
     Options,
-    ProviderName,
     Reading,
     check_json_target,
     check_verbosity,
@@ -28,6 +29,18 @@ from onnxgc.model.weight_roles.classify import NOT_FLOATING
 from onnxgc.report.data.inspect_report import InspectReport
 from onnxgc.report.terminal.command_tables import card_table, operators_table, weights_table
 from onnxgc.report.text.units import megabytes, shape_text
+from onnxgc.runtime.other_runtimes import EFFECTS, RUNTIMES
+
+
+class RuntimeName(StrEnum):
+    """An execution provider of ONNX Runtime, or another runtime."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    WEB = "web"
+    WEBGPU = "webgpu"
+    OPENVINO = "openvino"
+    IREE = "iree"
 
 
 class _Report(Options, panel=REPORT):
@@ -35,8 +48,10 @@ class _Report(Options, panel=REPORT):
 
     json_target: str | None = JSON
     quiet: bool = QUIET
-    provider: ProviderName = Option(
-        ProviderName.CPU, help="With cuda, also show what a planned step makes a card do, and its expected time."
+    provider: RuntimeName = Option(
+        RuntimeName.CPU,
+        help="With cuda, also show what a planned step makes a card do, and its expected time; with web (wasm), "
+        "webgpu, openvino or iree, what that runtime cannot run.",
     )
     device: str | None = Option(None, help=f"With cuda, the card by its data sheet [default: {DEFAULT_DEVICE}].")
     verbose: bool = Option(False, "--verbose", "-v", help="List weights of other than floating types too.")
@@ -51,13 +66,26 @@ def inspect_command(model: Model, reading: Reading, shown: _Report) -> None:
     check_verbosity(shown.quiet, shown.verbose)
     read = reading.arguments()
     check_json_target(shown.json_target, *model_files(model))
-    if shown.device is not None and shown.provider is ProviderName.CPU:
+    if shown.device is not None and shown.provider is not RuntimeName.CUDA:
         raise DurationError("--device names a card; give --provider cuda with it, or leave it out")
     with progress_line() as notify:
         notify("inspecting")
         report = inspect(model, **read, provider=shown.provider, device=shown.device).as_json()
-    _print(report, console_for(shown.json_target, is_quiet=shown.quiet), verbose=shown.verbose)
+    console = console_for(shown.json_target, is_quiet=shown.quiet)
+    _print(report, console, verbose=shown.verbose)
+    if shown.provider in RUNTIMES:
+        _print_limits(report, console, shown.provider)
     write_json(report, shown.json_target)
+
+
+def _print_limits(report: InspectReport, console: Console, runtime: str) -> None:
+    for effect, counts in report["limits"].items():
+        listed = ", ".join(f"{name} ({count})" for name, count in counts.items())
+        console.print(f"{runtime} {EFFECTS[effect]}: {listed}", markup=False)
+    if not report["limits"]:
+        console.print(f"{runtime} runs all operators of the step")
+    elif report["limits"].keys() & {"fails", "wrong"}:
+        console.print("`onnxgc optimize --portable` avoids MaxPool's indices, float64 and steep HardSigmoid")
 
 
 def _print(report: InspectReport, console: Console, *, verbose: bool) -> None:

@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 
 from onnxgc.cli.bench import bench_command
 from onnxgc.cli.compare import compare_command
+from onnxgc.cli.export import export_command
 from onnxgc.cli.inspect import inspect_command
 from onnxgc.cli.optimize import optimize_command
 from onnxgc.cli.solve import solve_command
@@ -65,6 +66,7 @@ app.command("solve", cls=_Command)(solve_command)
 app.command("verify", cls=_Command)(verify_command)
 app.command("bench", cls=_Command)(bench_command)
 app.command("train", cls=_Command)(train_command)
+app.command("export", cls=_Command)(export_command)
 
 _INTERRUPTED = 130
 _NO_RESOURCES = 1

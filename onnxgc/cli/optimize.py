@@ -19,6 +19,7 @@ from onnxgc.cli.arguments import (
     DURATIONS,
     FILES,
     JSON,
+    LOSS_MODEL,
     ORDER,
     PLAN,
     PLAN_FILE,
@@ -48,6 +49,7 @@ from onnxgc.cli.arguments import (
 from onnxgc.cli.verify import print_checks
 from onnxgc.emission.atomic_files import data_file, write_text
 from onnxgc.emission.plan_files import write_plan
+from onnxgc.emission.state_file import state_file
 from onnxgc.errors import PlanError, VerificationError
 from onnxgc.model.files.load import model_files
 from onnxgc.planning.order_choice import Order
@@ -75,6 +77,13 @@ class ObjectiveName(StrEnum):
     PEAK = "peak"
     ACTIVATIONS = "activations"
     PAPER = "paper"
+
+
+class StateName(StrEnum):
+    """The place of the first values of parameters, statistics and states."""
+
+    INITIALIZERS = "initializers"
+    INPUTS = "inputs"
 
 
 class BarrierName(StrEnum):
@@ -169,6 +178,20 @@ class _Files(Options, panel=FILES):
     barriers: BarrierName = Option(
         BarrierName.AUTO, help="none leaves out the nodes that keep the order in sessions with default settings."
     )
+    portable: bool = Option(
+        False,
+        help="Avoid what runtimes other than ONNX Runtime lack: MaxPool's indices, dimensions with names, "
+        "unknown attributes.",
+    )
+    state: StateName = Option(
+        StateName.INITIALIZERS,
+        help="inputs makes parameters, statistics and states inputs that must be fed, as JavaScript and Java need; "
+        "their first values go into a state file beside OUTPUT (.safetensors).",
+    )
+    loss_model: str | None = LOSS_MODEL
+    evaluation: str | None = Option(
+        None, help="Write the model in evaluation mode to this file, with its loss and the same inputs."
+    )
     save_external_data: bool = Option(False, help="Write weights to a file next to the training file.")
     save_plan: str | None = Option(None, help="Write the plan to this JSON file as well.")
     dry_run: bool = Option(False, help="Do not write the training file.")
@@ -194,16 +217,30 @@ class _Files(Options, panel=FILES):
             "external_data": self.save_external_data,
             "provider": self.provider,
             "barriers": self.barriers,
+            "state": self.state,
+            "evaluation": self.evaluation,
+            "loss_model": self.loss_model,
+            "portable": self.portable,
             "dry_run": self.dry_run,
         }
 
     def check(self, model: str, target: str, calibrate: str | None, plan: str | None) -> None:
         """Fail if options contradict each other, or if a file is not writable or is one of the others."""
-        for option, is_given in {"--verify": self.verify_runs, "--save-external-data": self.save_external_data}.items():
+        needs_file = {
+            "--verify": self.verify_runs,
+            "--save-external-data": self.save_external_data,
+            "--evaluation": self.evaluation,
+        }
+        for option, is_given in needs_file.items():
             if is_given and self.dry_run:
                 raise PlanError(f"{option} needs the file that --dry-run does not write; drop one of them")
         check_verbosity(self.quiet, self.verbose)
         files = (*model_files(model), target, data_file(target))
+        if self.state is StateName.INPUTS:
+            check_target("the state file", state_file(target), *files, plan)
+            files = (*files, state_file(target))
+        check_target("--evaluation", self.evaluation, *files, plan)
+        files = (*files, *filter(None, [self.evaluation]))
         check_distinct("OUTPUT", target)
         check_json_target(self.json_target, *files, calibrate, plan)
         check_distinct("--calibrate", calibrate, *files)
@@ -273,7 +310,7 @@ def _finish(
     _print_plan(result, console, verbose=files.verbose)
     if files.save_plan is not None:
         write_plan(result.plan, files.save_plan, solver=report["solver"], model=report["model"])
-    for name in filter(None, (files.save_plan, report["output"], files.page_target)):
+    for name in filter(None, (files.save_plan, report["output"], *report["more_files"], files.page_target)):
         console.print(f"wrote {name}", markup=False)
     if verification is None:
         write_json(report, files.json_target)

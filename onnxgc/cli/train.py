@@ -21,6 +21,7 @@ from onnxgc.cli.arguments import (
     FREEZE_BN,
     INPUT_SHAPES,
     LOSS,
+    LOSS_MODEL,
     MODEL,
     PLAN_FILE,
     QUIET,
@@ -36,6 +37,7 @@ from onnxgc.cli.arguments import (
     console_for,
     finite,
     given_options,
+    globs_in,
     parse_shapes,
     progress_line,
     time_limit_option,
@@ -60,7 +62,7 @@ _DEFAULT_BATCH = 32
 _FORWARD_MODEL = "the forward model of the training file; give it by --model"
 _PLANNING_OPTIONS = (
     "--optimizer", "--momentum", "--nesterov", "--weight-decay", "--loss", "--budget", "--time-limit",
-    "--plan", "--trainable", "--freeze", "--freeze-bn", "--input-shapes",
+    "--plan", "--loss-model", "--trainable", "--freeze", "--freeze-bn", "--input-shapes",
 )  # fmt: skip
 
 
@@ -173,6 +175,7 @@ class _Planning(Options, panel=MODEL):
     time_limit: float | None = time_limit_option()
     forward: str | None = Option(None, "--model", help="With a training file, the forward model that it was made from.")
     loss: str = LOSS
+    loss_model: str | None = LOSS_MODEL
     trainable: list[str] | None = TRAINABLE
     freeze: list[str] | None = FREEZE
     freeze_bn: bool = FREEZE_BN
@@ -189,8 +192,9 @@ class _Planning(Options, panel=MODEL):
             "budget": self.budget,
             "plan": self.plan,
             "time_limit": self.time_limit,
-            "trainable": tuple(self.trainable or ()) or None,
-            "freeze": tuple(self.freeze or ()) or None,
+            "loss_model": self.loss_model,
+            "trainable": globs_in(self.trainable) or None,
+            "freeze": globs_in(self.freeze) or None,
             "freeze_bn": self.freeze_bn or None,
             "input_shapes": parse_shapes(self.input_shapes or []) or None,
         }

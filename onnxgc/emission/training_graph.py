@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -26,11 +26,15 @@ _SMALL_SHARE_OF_PEAK = 4096
 
 @dataclass(frozen=True, slots=True)
 class TrainingGraph:
-    """The emitted model, the gradient output of each parameter, and the schedule of the nodes."""
+    """The emitted model, the gradient output of each parameter, and the schedule of the nodes.
+
+    `first_values` are those of parameters, statistics and states, unless the model itself stores them.
+    """
 
     model: onnx.ModelProto
     gradient_of: Mapping[str, str]
     schedule: Schedule
+    first_values: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +53,21 @@ def emit_training_graph(
     metadata: Mapping[str, str],
     values: Mapping[str, Array] | None = None,
     has_barriers: bool = True,
+    stores_state: bool = True,
 ) -> TrainingGraph:
     """The training graph of one step in the order of `schedule`.
 
-    `values` replaces weights by name. Without barriers only a session that runs nodes in the order of the
+    `values` replaces weights by name. With `stores_state` the model contains the first values of parameters
+    and statistics. Without barriers only a session that runs nodes in the order of the
     file, without optimisations, keeps the schedule. docs/training-file.md defines inputs, outputs, names and
     metadata.
     """
     peak_bytes = simulate(schedule, step.graph).peak_bytes
     emitter = _Emitter(step, schedule, peak_bytes, has_barriers)
     nodes = emitter.nodes()
-    model = TrainingModel(step, nodes, emitter.tensors, peak_bytes, metadata, values or {})
-    return TrainingGraph(model.to_proto(), dict(step.parameter_gradients), schedule)
+    model = TrainingModel(step, nodes, emitter.tensors, peak_bytes, metadata, values or {}, stores_state)
+    first_values = {} if stores_state else model.first_values()
+    return TrainingGraph(model.to_proto(), dict(step.parameter_gradients), schedule, first_values)
 
 
 def training_nodes(
@@ -107,7 +114,8 @@ class _Emitter:
             replaced = frozenset((*updates.replaced.values(), *step.parameter_gradients.values()))
         written: list[AnnotatedNode] = []
         views: dict[str, str] = {}
-        for name in step.model.inputs:
+        # Portable files have static shapes.
+        for name in () if step.model.is_portable else step.model.inputs:
             added, views[name] = self._barriers.opaque_view(name, on_cuda=step.model.provider == "cuda")
             written.extend(AnnotatedNode(node, "forward") for node in added)
         live = live_constants(step.nodes.values(), self.tensors)
@@ -187,7 +195,7 @@ class _Emitter:
         attributes = dict(original.attributes)
         earlier_runs = self._runs[original.name, inputs]
         self._runs[original.name, inputs] += 1
-        if earlier_runs:
+        if earlier_runs and not self._step.model.is_portable:
             # Equal nodes with equal inputs would be merged. Other copies get no marker: on an activation, the
             # runtime's fusions would pass an unknown attribute on.
             attributes["__recompute"] = earlier_runs

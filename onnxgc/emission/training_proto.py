@@ -28,7 +28,7 @@ class TrainingModel:
     """The contents of a training file; docs/training-file.md defines its inputs, outputs and metadata.
 
     `nodes` are all nodes in order, `tensors` the names and types that emission added. `values` replaces
-    weights by name.
+    weights by name. With `stores_state` the file contains the first values of parameters and statistics.
     """
 
     step: TrainingStep
@@ -37,13 +37,33 @@ class TrainingModel:
     peak_bytes: int
     metadata: Mapping[str, str]
     values: Mapping[str, Array]
+    stores_state: bool = True
+
+    @property
+    def _used(self) -> set[str]:
+        return {name for annotated in self.nodes for name in reads_of(annotated.node)}
+
+    @property
+    def _fed_weights(self) -> list[str]:
+        """Parameters and running statistics, which are inputs."""
+        model, used = self.step.model, self._used
+        trained = [name for name in model.parameters if name in self.step.parameter_gradients]
+        return [*trained, *(statistic.name for statistic in model.statistics if statistic.name in used)]
+
+    def first_values(self) -> dict[str, Array]:
+        """The first values of parameters, running statistics and an optimizer's states."""
+        weights, updates = self.step.model.weights, self.step.updates
+        values = {
+            name: self.values[name] if name in self.values else weights[name].load() for name in self._fed_weights
+        }
+        for name in () if updates is None else updates.state_names:
+            kind = self.step.types[name]
+            values[name] = np.zeros(kind.shape, helper.tensor_dtype_to_np_dtype(kind.dtype))
+        return values
 
     def to_proto(self) -> onnx.ModelProto:
         model = self.step.model
-        used = {name for annotated in self.nodes for name in reads_of(annotated.node)}
-        trained = [name for name in model.parameters if name in self.step.parameter_gradients]
-        running = [statistic.name for statistic in model.statistics if statistic.name in used]
-        fed_weights = [*trained, *running]
+        used, fed_weights = self._used, self._fed_weights
         frozen = [name for name in model.weights if name in used and name not in set(fed_weights)]
         outputs, described = self.step.graph.outputs, self._descriptions()
         graph = helper.make_graph(
@@ -65,7 +85,7 @@ class TrainingModel:
             producer_name="onnxgc",
             producer_version=__version__,
         )
-        for name in (*fed_weights, *frozen):
+        for name in (*(fed_weights if self.stores_state else ()), *frozen):
             # Written directly into the model: an intermediate list would copy all weights once more.
             value = self.values.get(name)
             weight = model.weights[name] if value is None else ArrayWeight(value)
@@ -133,14 +153,19 @@ class TrainingModel:
         ]
 
     def _inner_tensors(self, outputs: set[str]) -> list[onnx.ValueInfoProto]:
-        """Types of all inner tensors, with names for first dimensions."""
+        """Types of all inner tensors, with names for first dimensions, unless the file is portable."""
         nodes = [annotated.node for annotated in self.nodes]
         computed = [name for node in nodes for name in node.outputs if name]
         read = {name for node in nodes for name in reads_of(node)}
         types = {name: self.tensors.type_of(name) for name in read.union(computed)}
-        first = dimension_names(
-            nodes, types, outputs=outputs, numbered=self.tensors.vectors, peak_bytes=self.peak_bytes
-        )
+        if self.step.model.is_portable:
+            # The runtime would fold the length of a barrier's empty slice.
+            empty = (name for name in computed if name not in self.tensors.vectors and types[name].shape[:1] == (0,))
+            first = dict.fromkeys(empty, "empty")
+        else:
+            first = dimension_names(
+                nodes, types, outputs=outputs, numbered=self.tensors.vectors, peak_bytes=self.peak_bytes
+            )
         infos = []
         for name in computed:
             if name in outputs:

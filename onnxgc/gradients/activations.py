@@ -20,16 +20,21 @@ _STEP_SLOPE = 3e38
 _STEEP_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 
 
+def _may_be_steep(g: GradientContext) -> bool:
+    """Whether HardSigmoid is a step function; OpenVINO computes that of beta 0 with 0.5."""
+    return g.input_type(0).dtype in _STEEP_TYPES and not g.is_portable
+
+
 def step(g: GradientContext, tensor: str) -> str:
     """1 where `tensor` is above zero, else 0; ONNX Runtime computes it in place."""
-    if g.input_type(0).dtype in _STEEP_TYPES:
+    if _may_be_steep(g):
         return g.emit("HardSigmoid", tensor, alpha=_STEP_SLOPE, beta=0.0)
     return g.emit("Relu", g.emit("Sign", tensor))
 
 
 def share_of_greater(g: GradientContext, difference: str) -> str:
     """1 where `difference` is above zero, 1/2 where it is zero, else 0."""
-    if g.input_type(0).dtype in _STEEP_TYPES:
+    if _may_be_steep(g):
         return g.emit("HardSigmoid", difference, alpha=_STEP_SLOPE, beta=0.5)
     return g.emit("Mul", g.emit("Add", g.emit("Sign", difference), g.scalar(1.0)), g.scalar(0.5))
 
@@ -45,7 +50,7 @@ def _above(g: GradientContext, tensor: str, threshold: float) -> str:
 def relu(g: GradientContext) -> None:
     """y = max(x, 0): dx = dy where y > 0."""
     # y is never negative, so its sign is the step function.
-    positive = step(g, g.y()) if g.input_type(0).dtype in _STEEP_TYPES else g.emit("Sign", g.y())
+    positive = step(g, g.y()) if _may_be_steep(g) else g.emit("Sign", g.y())
     g.give(0, g.emit("Mul", g.dy, positive))
 
 
@@ -123,7 +128,7 @@ def hard_sigmoid(g: GradientContext) -> None:
     That is where y - 1, with 0 in place of -1, is negative.
     """
     below = _above(g, g.emit("Sub", g.y(), g.scalar(1.0)), -1.0)
-    if g.input_type(0).dtype in _STEEP_TYPES:
+    if _may_be_steep(g):
         inside = g.emit("HardSigmoid", below, alpha=-_STEP_SLOPE, beta=0.0)
     else:
         inside = g.emit("Abs", g.emit("Sign", below))

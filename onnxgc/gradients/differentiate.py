@@ -89,7 +89,7 @@ class GradientContext:
     """The interface of a gradient rule to one node: facts about it, and operators to emit.
 
     `provider` is the execution provider for which forms are chosen, `column_bytes` the temporary memory that
-    the gradient of a convolution's weight may take.
+    the gradient of a convolution's weight may take. `is_portable` rules out what some runtimes compute wrongly.
     """
 
     node: Node
@@ -103,6 +103,7 @@ class GradientContext:
     casts_of_bools: Mapping[str, Node]
     provider: str
     column_bytes: int
+    is_portable: bool = False
     chunks: list[tuple[int, str, list[Node]]] = field(default_factory=list)
     _pending: list[Node] = field(default_factory=list)
 
@@ -259,6 +260,7 @@ def differentiate(
             casts_of_bools,
             model.provider,
             model.column_bytes.get(node.name, largest // _COLUMN_SHARE),
+            model.is_portable,
         )
         rules[node.rule](context)
         _check_complete(context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -13,6 +14,10 @@ from onnxgc.gradients.differentiate import GradientContext
 from onnxgc.gradients.rule_helpers import reciprocal_or_zero, reshape, scatter_to_zeros
 from onnxgc.gradients.windows import Windows, windows_of
 from onnxgc.model.core.ir import Array, Node, TensorType, TrainableModel
+
+BY_WINDOWS = "MaxPool.windows"
+"""The rule of MaxPool without indices."""
+_COMPARED_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 
 
 def indices_output(node: Node, model: TrainableModel) -> tuple[tuple[str, TensorType]]:
@@ -39,6 +44,71 @@ def max_pool(g: GradientContext) -> None:
     if is_column_major:
         gradient = g.emit("Transpose", gradient, perm=[0, 1, *reversed(range(2, len(shape)))])
     g.give(0, gradient)
+
+
+def max_pool_by_windows(g: GradientContext) -> None:
+    """As `max_pool`, without indices: the first element of a window that equals y is found again in backward.
+
+    Windows are compared one element at a time, the last first, so that of equal elements the first one is
+    chosen, as by ONNX Runtime. Places count the elements of one image, and so do not depend on the batch.
+    """
+    windows, shape = windows_of(g, tuple(g.attribute("kernel_shape"))), g.input_shape(0)
+    rows, extent = math.prod(shape[:2]), shape[2:]
+    strides = [math.prod(extent[axis + 1 :]) for axis in range(windows.rank)]
+    starts = [
+        np.arange(count) * step - pad
+        for count, step, pad in zip(windows.output_size, windows.strides, windows.pads_begin, strict=True)
+    ]
+
+    def places(tap: tuple[int, ...]) -> Array:
+        """The place of an element of each window; the nearest of the image for one in the padding."""
+        along = [
+            np.clip(start + offset, 0, size - 1) * stride
+            for start, offset, size, stride in zip(starts, tap, extent, strides, strict=True)
+        ]
+        return np.asarray(sum(np.ix_(*along)), np.int32)[None, None]
+
+    axes = g.ints(*range(2, len(shape)))
+    padded = _padded(g, windows)
+    taps = list(
+        itertools.product(*(range(0, k * d, d) for k, d in zip(windows.kernel, windows.dilations, strict=True)))
+    )
+    place = g.constants.add(places(taps[-1]))
+    for tap in reversed(taps):
+        ends = [
+            offset + (count - 1) * step + 1
+            for offset, count, step in zip(tap, windows.output_size, windows.strides, strict=True)
+        ]
+        element = g.emit("Slice", padded, g.ints(*tap), g.ints(*ends), axes, g.ints(*windows.strides))
+        place = g.emit("Where", g.emit("Equal", element, g.y()), g.constants.add(places(tap)), place)
+    places_of, values = (reshape(g, t, (rows, math.prod(windows.output_size))) for t in (place, g.dy))
+    scattered = scatter_to_zeros(g, (rows, math.prod(extent)), places_of, values, 1, may_repeat=windows.may_overlap)
+    g.give(0, reshape(g, scattered, shape))
+
+
+def _padded(g: GradientContext, windows: Windows) -> str:
+    """x with the padding that windows reach; no maximum is in it."""
+    if not any(windows.pads_begin) and not any(windows.end_pads_used):
+        return g.x(0)
+    pads = g.ints(0, 0, *windows.pads_begin, 0, 0, *windows.end_pads_used)
+    return g.emit("Pad", g.x(0), pads, g.scalar(-math.inf))
+
+
+def by_windows(model: TrainableModel) -> TrainableModel:
+    """The model with MaxPool's gradients by windows, where they need no indices.
+
+    Indices remain where the model itself reads them, and for types whose comparison ONNX Runtime lacks.
+    """
+    read = {name for node in model.nodes for name in node.inputs} | set(model.outputs)
+    nodes = tuple(
+        node.with_changes(rule=BY_WINDOWS, outputs=node.outputs[:1])
+        if node.rule == "MaxPool"
+        and read.isdisjoint(node.outputs[1:])
+        and model.types[node.outputs[0]].dtype in _COMPARED_TYPES
+        else node
+        for node in model.nodes
+    )
+    return replace(model, nodes=nodes)
 
 
 def average_pool(g: GradientContext) -> None:

@@ -91,6 +91,7 @@ RULES: Mapping[str, Rule] = {
     "GlobalMaxPool": pooling.global_max_pool,
     "LpPool": pooling.lp_pool,
     "MaxPool": pooling.max_pool,
+    pooling.BY_WINDOWS: pooling.max_pool_by_windows,
     "MaxUnpool": pooling.max_unpool,
     # normalisation
     "BatchNormalization": normalization.batch_normalization,

@@ -14,6 +14,7 @@ from onnxgc.model.core.draft import Draft, reads_of, without_dead_nodes
 from onnxgc.model.core.identity_removal import without_identities
 from onnxgc.model.core.ir import Statistic, TensorType, TrainableModel
 from onnxgc.model.files.load import load_proto
+from onnxgc.model.files.loss_model import with_loss_model
 from onnxgc.model.files.module_paths import with_modules_of
 from onnxgc.model.files.proto_to_draft import draft_of
 from onnxgc.model.opset.convert_opset import at_target_opset, check_supported
@@ -81,6 +82,7 @@ def read_model(
     untie: bool = False,
     counted_draws: bool = False,
     provider: str = "cpu",
+    loss_model: onnx.ModelProto | None = None,
 ) -> TrainableModel:
     """The model as a static forward graph in training mode that ends in a scalar loss.
 
@@ -89,8 +91,9 @@ def read_model(
     that override inferred roles. With `freeze_bn` BatchNormalization keeps the running statistics
     of the file; with `untie` nodes that share a parameter in the same role get one each; with
     `counted_draws` random numbers depend on the number of the run, an input. `provider` is the execution
-    provider, `cpu` or `cuda`, for which forms of gradients and statistics are chosen. Weights' contents are
-    read only as far as detecting equal weights needs.
+    provider, `cpu` or `cuda`, for which forms of gradients and statistics are chosen. `loss_model` computes
+    the loss from the model's outputs, in place of `loss`. Weights' contents are read only as far as detecting
+    equal weights needs.
 
     Raises:
         ModelFileError: the file is missing, is not ONNX, or is not valid.
@@ -101,6 +104,8 @@ def read_model(
     """
     proto, folder = load_proto(source)
     check_is_forward(proto)
+    if loss_model is not None:
+        proto, loss = with_loss_model(proto, loss_model)
     given, decisions = draft_with_roles(proto, folder, trainable=trainable, freeze=freeze, untie=untie)
     draft = given.with_notes(*duplicate_notes(given, decisions))
     draft, file = with_input_shapes(draft, input_shapes)

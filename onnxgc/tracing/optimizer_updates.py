@@ -6,6 +6,7 @@ Source: torch/optim/sgd.py and torch/optim/adamw.py (single tensors).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +96,9 @@ class UpdateWriter:
         *,
         node_names: Iterable[str] = (),
         has_float_gradients: bool = False,
+        has_float64: bool = True,
     ) -> None:
+        self._has_float64 = has_float64
         self._node_names = set(node_names)
         self._has_float_gradients = has_float_gradients
         self._optimizer = optimizer
@@ -281,17 +284,23 @@ class UpdateWriter:
     def _corrections(self, optimizer: AdamW, rate: str) -> tuple[str, str]:
         """The rate divided by the first bias correction, and the square root of the second.
 
-        In float64: in float32, 1 - beta ** step is off by about 1e-5 in the first steps.
+        In float64: in float32, 1 - beta ** step is off by about 1e-5 in the first steps. Where runtimes lack it,
+        1 - beta ** step is 2 T / (1 + T) with T = tanh(-step ln(beta) / 2), which cancels nothing.
         """
+        double = _DOUBLE if self._has_float64 else _FLOAT
 
         def bias_correction(beta: float) -> str:
+            if not self._has_float64:
+                number = self._emit("Cast", self._scalar(STEP, onnx.TensorProto.INT64), to=_FLOAT)
+                half = self._emit("Tanh", self._scaled(number, -math.log(beta) / 2 if beta else math.inf))
+                return self._emit("Div", self._scaled(half, 2.0), self._emit("Add", half, self._number(1.0)))
             number = self._emit("Cast", self._scalar(STEP, onnx.TensorProto.INT64), to=_DOUBLE)
             power = self._emit("Pow", self._number(beta, np.float64), number)
             return self._emit("Sub", self._number(1.0, np.float64), power)
 
         def step_size() -> str:
             correction = self._once(("correction", 1), lambda: bias_correction(optimizer.beta1))
-            exact = self._emit("Div", self._emit("Cast", rate, to=_DOUBLE), correction)
+            exact = self._emit("Div", self._emit("Cast", rate, to=double), correction)
             return self._emit("Cast", exact, to=_FLOAT)
 
         def root() -> str:

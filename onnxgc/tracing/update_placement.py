@@ -42,6 +42,7 @@ def with_updates(
         constants,
         taken,
         node_names=(node.name for node in nodes),
+        has_float64=not model.is_portable,
     )
     ready = _last_readers(differentiated, gradients)
     max_norm = None if isinstance(optimizer, Accumulation) else optimizer.clip_norm

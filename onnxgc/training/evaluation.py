@@ -1,34 +1,13 @@
-"""A model's loss and outputs in inference mode, as a function of its weights."""
+"""A model's loss and accuracy in inference mode."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-import onnx
-
-from onnxgc.api.read_options import ReadOptions, read_with_options
-from onnxgc.model.core.ir import Array, TrainableModel
-from onnxgc.model.files.forward_file import to_proto
 from onnxgc.runtime.io_binding import BoundSession
 from onnxgc.training.data import IGNORED_LABEL, Batch, fitting_batch, samples_of
 from onnxgc.training.training_file import TrainingFile
-
-
-def evaluation_model(
-    source: str | os.PathLike[str] | onnx.ModelProto, options: ReadOptions, shapes: Mapping[str, tuple[int, ...]]
-) -> TrainableModel:
-    """The model with running statistics and without Dropout, ending in the training loss."""
-    read = replace(options, freeze_bn=True, optimizer=None)
-    model = read_with_options(source, read, shapes)
-    nodes = tuple(
-        node.with_changes(op="Identity", inputs=node.inputs[:1], outputs=node.outputs[:1], attributes={})
-        if node.op == "Dropout" and not node.domain
-        else node
-        for node in model.nodes
-    )
-    return replace(model, nodes=nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +17,6 @@ class Evaluation:
     session: BoundSession
     outputs: tuple[str, ...]
     loss: str
-
-
-def evaluation_graph(
-    model: TrainableModel, weights: Iterable[str], values: Mapping[str, Array]
-) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """The graph of a model, and the names of those of `weights` that it reads, as inputs.
-
-    `values` replaces the contents of other weights by name.
-    """
-    read = {name for node in model.nodes for name in node.inputs}
-    fed = tuple(name for name in weights if name in model.weights and name in read)
-    rest = {name: weight for name, weight in model.weights.items() if name not in fed}
-    return to_proto(replace(model, weights=rest, inputs=(*model.inputs, *fed)), values), fed
 
 
 def evaluate(

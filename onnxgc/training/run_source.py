@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import onnx
-from onnx import helper
 
 from onnxgc.api.pipeline import OptimizeResult, optimize
 from onnxgc.api.read_options import ReadOptions
-from onnxgc.emission.atomic_files import data_file
-from onnxgc.errors import OutputFileError, PlanError, TrainingError
+from onnxgc.errors import PlanError, TrainingError
 from onnxgc.model.core.ir import Array
 from onnxgc.model.draw_weights import draw_weights
-from onnxgc.model.files.evaluation_file import EvaluationFile
-from onnxgc.model.files.load import load_proto, model_files
-from onnxgc.model.read import draft_with_roles
-from onnxgc.model.weight_roles.roles import Role
+from onnxgc.model.files.load import load_proto
 from onnxgc.tracing.optimizers import SGD, Accumulation, AdamW, optimizer_of
+from onnxgc.training.deployment import Model, deployed
 from onnxgc.training.training_file import TrainingFile, is_training_file
 
-Model = str | os.PathLike[str] | onnx.ModelProto
-_OF_READING = ("loss", "trainable", "freeze", "freeze_bn", "untie", "provider")
+_OF_READING = ("loss", "trainable", "freeze", "freeze_bn", "untie", "provider", "pools", "portable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +152,7 @@ class Source:
                 values=self.drawn,
                 check=False,
                 **how,
+                loss_model=self.options.loss_proto,
                 **{key: getattr(self.options, key) for key in _OF_READING},
             )
 
@@ -181,49 +175,12 @@ class Source:
             raise TrainingError("export needs the forward model; pass it together with the training file")
         if self.options.untie:
             raise TrainingError("untied parameters cannot be exported: the model's file stores them once")
-        proto, folder = load_proto(self.model)
-        draft, decisions = draft_with_roles(proto, folder, trainable=self.options.trainable, freeze=self.options.freeze)
-        stored = {
-            decision.name: draft.weights[decision.name].type.dtype
-            for decision in decisions
-            if decision.name in trained or (decision.role is not Role.CONSTANT and decision.name in self.drawn)
-        }
-        if lost := [name for name in trained if name not in stored]:
-            raise TrainingError(
-                f"the model has no weight '{lost[0]}', which was trained; give the model from which the "
-                "training file was created"
-            )
-
-        def value_of(name: str, dtype: int) -> Array:
-            value = trained[name] if name in trained else self.drawn[name]
-            return np.asarray(value, helper.tensor_dtype_to_np_dtype(dtype))
-
-        return EvaluationFile(proto, folder, draft.nodes, draft.weights, stored).filled(value_of)
-
-    def check_apart(self, path: str | os.PathLike[str]) -> None:
-        """Prevents overwriting the model or a file with its weights.
-
-        Raises:
-            OutputFileError: the path, or the external data file next to it, is one of these.
-        """
-        if self.model is None or isinstance(self.model, onnx.ModelProto):
-            return
-        read = [file for file in model_files(self.model) if os.path.exists(file)]
-        for written in (path, data_file(path)):
-            if os.path.exists(written) and any(os.path.samefile(written, file) for file in read):
-                raise OutputFileError(f"'{written}' belongs to the source model; give the trained model another name")
-
-    @property
-    def has_external_data(self) -> bool:
-        """Whether the model's weights are in an external data file."""
-        if self.model is None or isinstance(self.model, onnx.ModelProto):
-            return False
-        stored = load_proto(self.model)[0].graph.initializer
-        return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in stored)
+        return deployed(self.model, trained, self.drawn, trainable=self.options.trainable, freeze=self.options.freeze)
 
 
 def _without_barriers(result: OptimizeResult, *, with_values: bool = True) -> TrainingFile:
     """The training file for sessions of `make_session`, most of which keep the order without barriers."""
+    result = replace(result, options=replace(result.options, state="initializers"))
     bare = replace(result, options=replace(result.options, has_barriers=False))
     file = TrainingFile.read(bare.training_graph.model, with_values=with_values)
     if not result.options.has_barriers:

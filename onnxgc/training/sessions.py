@@ -9,13 +9,14 @@ from typing import TypeVar
 
 import onnx
 
+from onnxgc.api.evaluation_model import evaluation_graph, evaluation_model
 from onnxgc.emission.accumulated_update_graph import update_model
 from onnxgc.errors import TrainingError
 from onnxgc.model.core.ir import Array, TensorType
 from onnxgc.runtime.io_binding import BoundSession, DeviceArrays
 from onnxgc.runtime.ort import PROVIDERS, default_providers
 from onnxgc.tracing.optimizers import SGD, Accumulation, AdamW
-from onnxgc.training.evaluation import Evaluation, evaluation_graph, evaluation_model
+from onnxgc.training.evaluation import Evaluation
 from onnxgc.training.run_source import Source
 from onnxgc.training.training_file import TrainingFile
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors import SafetensorError
 
 from onnxgc import __version__
-from onnxgc.emission.atomic_files import write_bytes
-from onnxgc.errors import OutputFileError, TrainingError
+from onnxgc.emission.contract import CONTRACT_KEY, UPDATES_KEY
+from onnxgc.emission.state_file import metadata_of, one_line, read_arrays, write_arrays
+from onnxgc.errors import TrainingError
 from onnxgc.model.core.ir import Array
 
 SCHEMA = 1
@@ -56,13 +54,17 @@ class Position:
 class RunState:
     """Parameters, an optimizer's states and running statistics by name, and the position of the run.
 
-    `settings` must be the same in a run that resumes; states of earlier versions have none.
+    `settings` must be the same in a run that resumes; states of earlier versions have none. `contract` is
+    that of the training file, None for sums of gradients. `is_run` is false for the state file of a training
+    file, whose position is a number of updates.
     """
 
     position: Position
     arrays: Mapping[str, Array]
     optimizer: Mapping[str, Any] | None = field(default=None)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    contract: Mapping[str, Any] | None = None
+    is_run: bool = True
 
 
 def save_state(state: RunState, path: str | os.PathLike[str]) -> None:
@@ -78,25 +80,24 @@ def save_state(state: RunState, path: str | os.PathLike[str]) -> None:
         "settings": dict(state.settings),
         **asdict(state.position),
     }
-    arrays = {_as_stored(name): np.asarray(array, order="C") for name, array in state.arrays.items()}
-    try:
-        contents = save(arrays, {_KEY: json.dumps(about)})
-    except SafetensorError as error:
-        raise OutputFileError(f"cannot write '{os.fspath(path)}': {error}") from error
-    write_bytes(contents, path)
+    contract = {} if state.contract is None else metadata_of(state.contract)
+    metadata = {_KEY: json.dumps(about), UPDATES_KEY: str(state.position.updates), **contract}
+    write_arrays(state.arrays, metadata, path)
 
 
 def load_state(path: str | os.PathLike[str]) -> RunState:
-    """Reads a state.
+    """Reads a state: of a run, or the state file of a training file, which another program may have written.
 
     Raises:
         TrainingError: the file is missing or not a state.
     """
     name = os.fspath(path)
     try:
-        with safe_open(name, framework="numpy") as stored:
-            about = json.loads((stored.metadata() or {})[_KEY])
-            arrays = {_as_named(key): stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+        arrays, metadata = read_arrays(name)
+        if _KEY not in metadata and CONTRACT_KEY in metadata:
+            updates = int(metadata.get(UPDATES_KEY, 0))
+            return RunState(Position(updates, draws=updates), arrays, is_run=False)
+        about = json.loads(metadata[_KEY])
         if about["schema"] != SCHEMA:
             raise TrainingError(
                 f"'{name}' has schema {about['schema']} of a state, and this version reads {SCHEMA}; update onnxgc"
@@ -109,18 +110,7 @@ def load_state(path: str | os.PathLike[str]) -> RunState:
     except FileNotFoundError:
         raise TrainingError(f"the state file '{name}' does not exist; omit resume to start a new run") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise TrainingError(
-            f"'{name}' is not the state of a run: {' '.join(str(error).split())}; give a saved file"
-        ) from error
-
-
-def _as_stored(name: str) -> str:
-    """A name that safetensors accepts: it reserves __metadata__."""
-    return f"_{name}" if re.fullmatch("__+metadata__", name) else name
-
-
-def _as_named(key: str) -> str:
-    return key[1:] if re.fullmatch("___+metadata__", key) else key
+        raise TrainingError(f"'{name}' is not the state of a run: {one_line(error)}; give a saved file") from error
 
 
 def check_resumable(state: RunState, run: RunState, name: str, *, seed: int | None, drawn: Sequence[str]) -> None:
@@ -132,9 +122,10 @@ def check_resumable(state: RunState, run: RunState, name: str, *, seed: int | No
         TrainingError: arrays, optimizer, settings or seed differ.
     """
     _check_names(state, run, name)
-    _check_optimizer(state, run, name)
-    _check_settings(state, run, name)
-    _check_seed(state, run, name, seed, drawn)
+    if state.is_run:
+        _check_optimizer(state, run, name)
+        _check_settings(state, run, name)
+        _check_seed(state, run, name, seed, drawn)
     _check_arrays(state, run, name)
 
 

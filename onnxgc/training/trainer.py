@@ -13,9 +13,11 @@ import numpy as np
 import onnx
 
 from onnxgc.emission.atomic_files import check_model_writable, write_model
+from onnxgc.emission.contract import contract_of
 from onnxgc.errors import OutputFileError, TrainingError
 from onnxgc.tracing.optimizers import optimizer_as_json
 from onnxgc.training.data import ArrayData, Batch, Data, samples_of
+from onnxgc.training.deployment import check_apart, has_external_data
 from onnxgc.training.state import RunState, check_resumable, load_state, save_state
 from onnxgc.training.state_lock import held_alone
 from onnxgc.training.stepper import Stepper
@@ -244,7 +246,8 @@ class Trainer(Stepper):
         }
         arrays = {name: self._engine.arrays.array(name) for name in self._engine.kept}
         position = replace(self._position, batch=self.batch)
-        return RunState(position, arrays, optimizer_as_json(self._source.optimizer), settings)
+        contract = None if self._engine.accumulates else contract_of(self._file.graph)
+        return RunState(position, arrays, optimizer_as_json(self._source.optimizer), settings, contract)
 
     def _check_finite(self, what: str) -> None:
         """Prevents non-finite parameters from overwriting good ones in a file."""
@@ -256,7 +259,7 @@ class Trainer(Stepper):
                 )
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Resumes from a saved state.
+        """Resumes from a saved state, or from the state file of a training file, as another program left it.
 
         Raises:
             TrainingError: the file is not a state, or belongs to another model or optimizer.
@@ -267,7 +270,7 @@ class Trainer(Stepper):
         for name in self._engine.kept:
             self._engine.arrays.put(name, state.arrays[name])
         self._engine.forget_sums()
-        self._position = state.position
+        self._position = state.position if state.is_run else replace(state.position, seed=self._position.seed)
 
     def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
         """The forward model's file with the trained weights and statistics, for deployment.
@@ -280,12 +283,12 @@ class Trainer(Stepper):
         """
         if path is not None:
             check_model_writable(path)
-            self._source.check_apart(path)
+            check_apart(self._source.model, path)
         self._check_finite("exported")
         names = (*self._engine.parameters, *self._file.statistics)
         deployed = self._source.deployed({name: self._engine.arrays.array(name) for name in names})
         if path is not None:
-            write_model(deployed, path, external_data=self._source.has_external_data)
+            write_model(deployed, path, external_data=has_external_data(self._source.model))
         return deployed
 
 

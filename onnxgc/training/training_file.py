@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +13,13 @@ import onnx
 from onnx import helper
 
 from onnxgc.emission.plan_files import METADATA_KEY, plan_from_json
+from onnxgc.emission.state_file import read_first_values, state_file
 from onnxgc.errors import ModelFileError
 from onnxgc.model.core.ir import Array, TensorType
 from onnxgc.model.core.stored_weights import StoredWeight
 from onnxgc.model.files.load import load_proto
 from onnxgc.planning.plan import CheckpointPlan
+from onnxgc.tracing.gradient_types import type_of_array
 from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, STEP, Accumulation, Optimizer, optimizer_from_json
 from onnxgc.training.labels import Labels, axis_of, labels_of
 
@@ -114,6 +116,9 @@ class TrainingFile:
         initial = _without_values(proto, folder, {*trained, *names["statistics"], *scale})
         for key in scale:
             initial.pop(key, None)
+        if json.loads(options).get("state") == "inputs":
+            held_in_state_file = [*trained, *names["statistics"]]
+            initial |= _first_values(source, [name for name in held_in_state_file if name in types], types)
         held = (*initial, *states)
         # The original keeps the memory of removed values.
         graph = onnx.ModelProto()
@@ -164,6 +169,24 @@ def _metadata(
 def is_training_file(proto: onnx.ModelProto) -> bool:
     """Whether a model is a training file."""
     return {"onnxgc.names", METADATA_KEY} <= {entry.key for entry in proto.metadata_props}
+
+
+def _first_values(
+    source: str | os.PathLike[str] | onnx.ModelProto, names: Sequence[str], types: Mapping[str, TensorType]
+) -> dict[str, Array]:
+    """The values of parameters and statistics from the state file of a training file."""
+    if isinstance(source, onnx.ModelProto):
+        raise ModelFileError(
+            f"the training file '{source.graph.name}' has no first values, which are in its state file; give its path"
+        )
+    values = read_first_values(source)
+    for name in names:
+        if name not in values or type_of_array(values[name]) != types[name]:
+            raise ModelFileError(
+                f"the state file '{state_file(source)}' does not belong to '{os.fspath(source)}': '{name}' is missing "
+                "or has another type or shape; write both again with `onnxgc optimize`"
+            )
+    return {name: values[name] for name in names}
 
 
 def _type(value: onnx.ValueInfoProto) -> TensorType:

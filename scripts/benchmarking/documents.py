@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scripts.benchmarking import (
+    bindings,
     budgets,
     card,
     chain_picture,
@@ -57,6 +58,7 @@ KINDS: Mapping[str, Benchmark] = {
     "step": step,
     "torch": torch_plans,
     "training": training,
+    "bindings": bindings,
     "twins": twins,
     "table1": table1,
     "default": default_plans,

@@ -335,7 +335,7 @@ def test_no_arguments_show_the_help() -> None:
 
 def test_help_shows_complete_summaries_and_groups_of_options() -> None:
     summaries = onnxgc("-h", width=80).out.partition("Commands:")[2].splitlines()
-    assert len(summaries) == 8
+    assert len(summaries) == 9
     assert all(line.endswith(".") and "..." not in line for line in summaries[1:])
     text = onnxgc("optimize", "-h").out
     assert text == onnxgc("optimize", "--help").out

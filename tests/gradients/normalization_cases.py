@@ -257,6 +257,7 @@ NORMALIZATION_CASES = (
     _rms("axis 1 of three", (2, 3, 4), (3, 4), 1, 0.1),
     _rms("scale over the last axis of two", (2, 3, 4), (4,), 1),
     _expanded_rms("axis 1", (2, 3, 6), (3, 6), 1),
+    _lp("defaults", (3, 4), "", -1, 2),
     _lp("p 1, axis -2", (3, 4, 2), "p=1, axis=-2", -2, 1),
     _lp_of_zeros(1),
     _lp_of_zeros(2),

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
+from onnxgc.gradients.pooling import BY_WINDOWS, by_windows
 from onnxgc.model.core.ir import TrainableModel
 from tests.gradients.gradient_case import Case, Formula, as_runtime, call, case, linear_case, normal
 from tests.gradients.reduction_cases import given
@@ -67,6 +68,20 @@ def _unpooled(operands: Mapping[str, Tensor]) -> Tensor:
 
 
 _DILATED_MEAN = "AveragePool<kernel_shape=[3,3], dilations=[2,2], pads=[1,1,1,1], count_include_pad={}>(x)"
+_MAX_CASES = (
+    _max("2x2 stride 2", _FEW, "kernel_shape=[2,2], strides=[2,2]"),
+    _max("overlapping, stride 2, pads", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
+    _max("stride larger than the kernel", _FEW, "kernel_shape=[2,2], strides=[3,4]"),
+    _max("ceil_mode and pads", (2, 3, 8, 6), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1"),
+    _max("dilations", (2, 3, 9, 8), "kernel_shape=[3,2], dilations=[2,3], pads=[1,0,1,1]"),
+    _max("SAME_UPPER, far", _FEW, 'kernel_shape=[1,2], strides=[4,5], auto_pad="SAME_UPPER"'),
+    _max("SAME_LOWER, far", _FEW, 'kernel_shape=[2,1], strides=[4,4], auto_pad="SAME_LOWER"'),
+    _max("1D", (2, 3, 9), "kernel_shape=[3], strides=[2], pads=[1,0]"),
+    _max("3D", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], strides=[2,1,1], pads=[1,0,1,0,1,0]"),
+    _max("column-major indices", _FEW, "kernel_shape=[3,3], strides=[2,2], storage_order=1"),
+    _max("column-major indices 3D", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], storage_order=1"),
+)
+
 POOLING_CASES = (
     case(
         "MaxPool",
@@ -139,15 +154,8 @@ POOLING_CASES = (
         (1, 2, 3),
         places=[[[0, 1, 3], [4, 5, 10]]],
     ),
-    _max("2x2 stride 2", _FEW, "kernel_shape=[2,2], strides=[2,2]"),
-    _max("ceil_mode and pads", (2, 3, 8, 6), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1"),
-    _max("dilations", (2, 3, 9, 8), "kernel_shape=[3,2], dilations=[2,3], pads=[1,0,1,1]"),
-    _max("SAME_UPPER, far", _FEW, 'kernel_shape=[1,2], strides=[4,5], auto_pad="SAME_UPPER"'),
-    _max("SAME_LOWER, far", _FEW, 'kernel_shape=[2,1], strides=[4,4], auto_pad="SAME_LOWER"'),
-    _max("1D", (2, 3, 9), "kernel_shape=[3], strides=[2], pads=[1,0]"),
-    _max("3D", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], strides=[2,1,1], pads=[1,0,1,0,1,0]"),
-    _max("column-major indices", _FEW, "kernel_shape=[3,3], strides=[2,2], storage_order=1"),
-    _max("column-major indices 3D", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], storage_order=1"),
+    *_MAX_CASES,
+    *(replace(entry, rule=BY_WINDOWS, change=by_windows) for entry in _MAX_CASES),
     _mean("stride 1, pads differ, counted", _FEW, "kernel_shape=[3,4], pads=[0,1,2,3], count_include_pad=1"),
     _mean("stride 2, pads counted", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], count_include_pad=1"),
     _mean(

@@ -43,6 +43,7 @@ def _settings(rule: str) -> tuple[Case, ...]:
     """All forms of axes and keepdims; a scalar result is multiplied by a vector to be an output."""
     return (
         _reduced(rule, "one axis", "", axes=[1]),
+        _reduced(rule, "one axis, dropped", "keepdims=0", axes=[1]),
         _reduced(rule, "last axis, negative", "keepdims=0", axes=[-1]),
         _reduced(rule, "two axes in disorder", "", 2, 3, 4, 2, axes=[-1, 1]),
         _reduced(rule, "two axes, dropped", "keepdims=0", 2, 3, 4, 2, axes=[0, 2]),

@@ -359,3 +359,11 @@ def test_masks_of_contrib_operators_do_not_train() -> None:
     mask = np.triu(np.full((1, 1, 4, 4), -10000, np.float32), 1)
     source = model_of(body, opset=14, domains=_RUNTIME, w=(6, 6), a=mask)
     assert read_model(source, loss="mse").parameters == ("w",)
+
+
+def test_an_addition_of_the_runtime_needs_no_import() -> None:
+    body = "(float[2,4] x) => (float[N] y) { l = LayerNormalization<axis=-1>(x, s, b)  y = MatMul(l, w) }"
+    model = text_model(body, opset=11)
+    model = with_weights(model, s=np.ones(4, np.float32), b=np.zeros(4, np.float32), w=normal(4, 3))
+    found = read_model(model)
+    assert [node.op for node in found.nodes][:2] == ["LayerNormalization", "MatMul"]

@@ -145,3 +145,49 @@ def test_gradients_of_empty_tensors_are_empty_in_every_session(keepdims: int) ->
     own, default = make_session(emitted).run(None, feeds), outputs(emitted, feeds, ALL)
     for one, two in zip(own, default, strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-6)
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))])
+def test_random_chains_are_right_in_every_session(seed: int) -> None:
+    """Products with vectors and matrices, transposed on either side, scaled, cast and padded."""
+    generator = np.random.default_rng(seed)
+    draws: list[str] = []
+    weights: dict[str, Array] = {}
+    current, shape = "x", [int(size) for size in generator.integers(2, 5, generator.integers(2, 4))]
+    feeds = {"x": normal(*shape, seed=seed)}
+    inputs = ",".join(map(str, shape))
+    for index in range(6):
+        new, weight = f"t{index}", f"w{index}"
+        kind = generator.choice(["turn", "scale", "vector", "matrix", "round trip", "relu"])
+        if kind == "turn":
+            order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2] if len(shape) > 1 else [0]
+            draws.append(f"{new} = Transpose<perm=[{','.join(map(str, order))}]>({current})")
+            shape = [shape[axis] for axis in order]
+        elif kind == "scale":
+            weights[weight] = np.asarray(generator.normal(), np.float32)
+            draws.append(f"{new} = Mul({current}, {weight})")
+        elif kind == "vector" and len(shape) > 1:
+            left = bool(generator.integers(2))
+            weights[weight] = normal(shape[-2 if left else -1], seed=index)
+            operands = f"{weight}, {current}" if left else f"{current}, {weight}"
+            draws.append(f"{new} = MatMul({operands})")
+            shape = [*shape[:-2], shape[-1 if left else -2]]
+        elif kind == "matrix":
+            weights[weight] = normal(shape[-1], 3, seed=index)
+            draws.append(f"{new} = MatMul({current}, {weight})")
+            shape = [*shape[:-1], 3]
+        elif kind == "round trip":
+            draws.append(f"{new}d = Cast<to=11>({current}) {new} = Cast<to=1>({new}d)")
+        else:
+            draws.append(f"{new} = LeakyRelu({current})")
+        current = new
+    weights["scale"] = normal(2, *(1 for _ in shape))
+    body = f"{' '.join(draws)} y = Mul({current}, scale) l = Mul(y, y) loss = ReduceSum<keepdims=0>(l)"
+    model = with_weights(text_model(f"(float[{inputs}] x) => (float[] loss) {{ {body} }}"), **weights)
+    (right,) = outputs(model, feeds, PLAIN)
+    emitted = optimize(model, loss="loss", check=False).training_graph.model
+    assert shown(emitted) == []
+    own, default = make_session(emitted).run(None, feeds), outputs(emitted, feeds, ALL)
+    np.testing.assert_allclose(own[0], right, rtol=1e-4)
+    for one, two in zip(own, default, strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-4 * max(1.0, np.abs(one).max(initial=0)))

@@ -1,3 +1,4 @@
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -218,3 +219,43 @@ def test_errors_name_operator_submodule_and_remedy(function: Callable[..., Any],
     with pytest.raises(ExportError, match=message) as caught:
         export_training(module, _ROWS, dynamic_batch=False)
     assert "\n" not in str(caught.value)
+
+
+class _Piece(nn.Module):
+    """A random layer, perhaps in evaluation mode, and a random connection around it."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        layers: list[Callable[[], nn.Module]] = [
+            lambda: nn.BatchNorm1d(4),
+            lambda: nn.BatchNorm1d(4, track_running_stats=False),
+            lambda: nn.LayerNorm(4, eps=1e-2),
+            lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()),
+            lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.GroupNorm(1, 2), nn.Flatten()),
+            lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 1, 3, padding=1), nn.Flatten()),
+        ]
+        self.layer = draw.choice(layers)()
+        self.around = draw.choice(["none", "residual", "detach", "no_grad", "item"])
+        self.linear = nn.Linear(4, 4)
+        if draw.random() < 0.4:
+            _evaluated(self.layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        if self.around == "residual":
+            return x + y
+        if self.around == "detach":
+            return y + 1e-2 * self.linear(x) * self.linear(x).detach()
+        if self.around == "no_grad":
+            with torch.no_grad():
+                constant = self.linear(x)
+            return y + constant * self.linear(x)
+        return y * (1.0 + self.linear(x).mean().item()) if self.around == "item" else y
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 20))])
+def test_random_modules_train_equally_in_the_file(seed: int) -> None:
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(4, 4), *(_Piece(draw) for _ in range(3)), nn.Linear(4, 2))
+    assert_equal_gradients(module, _ROWS)

@@ -142,7 +142,8 @@ class TrainableModel:
     of operator sets other than ONNX's own. `draw` names an additional int64 input, the step counter that
     seeds random numbers; it is empty if there are none. `provider` is the execution provider for which
     gradients take their forms, `cpu` or `cuda`. `column_bytes` limits the temporary memory of the gradient of
-    a convolution's weight, by node.
+    a convolution's weight, by node. With `is_portable` the step avoids what runtimes other than ONNX Runtime
+    lack or compute wrongly.
     """
 
     name: str
@@ -164,6 +165,7 @@ class TrainableModel:
     draw: str = ""
     provider: str = "cpu"
     column_bytes: Mapping[str, int] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
+    is_portable: bool = False
 
     def constant(self, name: str) -> Array | None:
         """Value of a constant; None for a tensor that is computed, fed or trained."""

@@ -34,14 +34,14 @@ def move_to_runtime_domain(shell: onnx.ModelProto) -> None:
 
 def in_runtime_domain(draft: Draft) -> Draft:
     """The draft with ONNX Runtime's additions to ONNX's own set in the runtime's set."""
-    return draft.with_changes(
-        nodes=tuple(
-            node.with_changes(domain=RUNTIME_DOMAIN, rule=f"{RUNTIME_DOMAIN}::{node.op}")
-            if _is_added(node.op, node.domain, draft.opset)
-            else node
-            for node in draft.nodes
-        )
+    added = [_is_added(node.op, node.domain, draft.opset) for node in draft.nodes]
+    if not any(added):
+        return draft
+    nodes = tuple(
+        node.with_changes(domain=RUNTIME_DOMAIN, rule=f"{RUNTIME_DOMAIN}::{node.op}") if is_added else node
+        for node, is_added in zip(draft.nodes, added, strict=True)
     )
+    return draft.with_changes(nodes=nodes, other_domains={RUNTIME_DOMAIN: 1, **draft.other_domains})
 
 
 def _is_added(op: str, domain: str, opset: int) -> bool:

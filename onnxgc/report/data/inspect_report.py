@@ -66,6 +66,7 @@ class InspectReport(TypedDict):
     planned: PeakFigures
     opset: int | None
     left_to_the_cpu: dict[str, int]
+    limits: dict[str, dict[str, int]]
     runtime_faults: list[FaultFigures]
     card: list[CardFigures]
     notes: list[str]

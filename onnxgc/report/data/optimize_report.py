@@ -120,10 +120,14 @@ class BoundFigures(TypedDict):
 
 
 class OptimizeReport(OptimizerPart, BudgetPart, BoundFigures):
-    """The figures of `optimize --json`; `modules` are those of tensors and operators."""
+    """The figures of `optimize --json`; `modules` are those of tensors and operators.
+
+    `more_files` belong to the training file `output`: its state file and its evaluation file.
+    """
 
     model: str
     output: str | None
+    more_files: list[str]
     objective: str
     solver: str
     status: str

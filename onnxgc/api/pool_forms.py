@@ -1,0 +1,53 @@
+"""The form of MaxPool's gradients that needs less memory: with indices of forward, or by windows without them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnxgc.api.planned_step import PlannedStep, trace_problem
+from onnxgc.api.step_planning import traced_step_with_plan
+from onnxgc.errors import PlanError
+from onnxgc.gradients.pooling import by_windows
+from onnxgc.planning.plan import CheckpointPlan, Objective, Status
+
+INDICES, WINDOWS = "indices", "windows"
+_NOTE = "MaxPool's gradients compare windows in place of storing indices, which needs less memory"
+
+
+def with_least_pools(planned: PlannedStep) -> PlannedStep:
+    """The plan in the form by windows, if its peak is lower there; both forms have the same gradients.
+
+    The baseline stays that of the planned form.
+    """
+    changed = by_windows(planned.model)
+    counts_peak = planned.solution.objective in (Objective.PEAK, Objective.TIME)
+    if not counts_peak or planned.model.provider != "cpu" or changed.nodes == planned.model.nodes:
+        return planned
+    updates, solution = planned.step.updates, planned.solution
+    traced = trace_problem(changed, planned.step.keeps_outputs, None if updates is None else updates.optimizer)
+    known = set(traced.problem.graph.vertices)
+    plan = solution.plan
+    plan = replace(
+        plan,
+        checkpoints=tuple(name for name in plan.checkpoints if name in known),
+        order=tuple(name for name in plan.order if name in known),
+    )
+    try:
+        other = traced_step_with_plan(changed, traced, plan)
+    except PlanError:
+        return planned
+    peak = other.profile.peak_bytes
+    if peak >= planned.profile.peak_bytes:
+        return planned
+    lowest = min(solution.lower_bound_bytes, peak)
+    found: CheckpointPlan = other.solution.plan
+    return replace(
+        planned,
+        model=changed,
+        step=other.step,
+        traced=traced,
+        solution=replace(solution, plan=found, status=Status.FEASIBLE, objective_bytes=peak, lower_bound_bytes=lowest),
+        schedule=other.schedule,
+        profile=other.profile,
+        notes=(*planned.notes, _NOTE),
+    )

@@ -1,0 +1,112 @@
+"""MaxPool's gradient without indices, and portable files: the same bits, less memory, nothing that others lack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxgc
+from onnxgc.api import emit, plan_step
+from onnxgc.errors import PlanError
+from onnxgc.gradients.pooling import by_windows
+from onnxgc.model.core.ir import Array, TrainableModel
+from onnxgc.model.read import read_model
+from onnxgc.runtime.ort import make_session
+from onnxgc.training import Trainer
+from tests.model.model_helpers import normal, text_model, with_weights
+from tests.training.networks import digits, digits_network
+
+MODELS = Path(__file__).parents[2] / "models"
+SHAPE = (2, 3, 9, 11)
+
+
+def gradients(model: TrainableModel, x: Array) -> list[Array]:
+    graph = emit(plan_step(model, "store-all")).model
+    found: list[Array] = make_session(graph, threads=1).run(None, {"x": x})
+    return found
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]",
+        "kernel_shape=[2,2]",
+        "kernel_shape=[3,2], strides=[1,2], dilations=[2,3], pads=[0,1,2,1]",
+        "kernel_shape=[3,3], strides=[2,2], ceil_mode=1, storage_order=1",
+    ],
+)
+@pytest.mark.parametrize("kind", ["ties", "one value", "drawn", "not a number"])
+def test_ties_go_to_the_same_element_as_with_indices(attributes: str, kind: str) -> None:
+    body = f"(float{list(SHAPE)} x) => (float total) {{ s = Add (x, w) y = MaxPool<{attributes}> (s) "
+    body += "q = Mul (y, y) total = ReduceSum<keepdims=0> (q) }"
+    model = read_model(with_weights(text_model(body), w=np.zeros(SHAPE[1:])), trainable=["w"])
+    x = normal(*SHAPE)
+    x = {"ties": np.round(x), "one value": np.ones_like(x), "not a number": np.full_like(x, np.nan)}.get(kind, x)
+    one, other = gradients(model, x), gradients(by_windows(model), x)
+    if kind != "not a number":
+        assert np.abs(one[1]).max() > 0
+        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    else:
+        assert not np.isfinite(other[0])
+
+
+def test_the_plan_takes_the_form_that_needs_less_memory() -> None:
+    """ResNet-50 at batch 2; in ResNet-18 the windows would need more."""
+    peaks = {}
+    for name, shape in (("resnet50", (2, 3, 224, 224)), ("resnet18", (8, 3, 64, 64))):
+        how: dict[str, Any] = {"input_shapes": {"x": shape}, "solver": "peak", "check": False}
+        found = {pools: onnxgc.optimize(MODELS / f"{name}.onnx", pools=pools, **how) for pools in ("indices", None)}
+        peaks[name] = [found[pools].report["planned"]["simulated_peak_bytes"] for pools in ("indices", None)]
+        assert (found[None].options.pools == "windows") == (peaks[name][1] < peaks[name][0])
+    assert peaks["resnet50"][1] < 0.98 * peaks["resnet50"][0]
+    assert peaks["resnet18"][1] == peaks["resnet18"][0]
+
+
+def test_a_portable_file_has_nothing_that_others_lack(tmp_path: Path) -> None:
+    onnx.save(digits_network(), tmp_path / "digits.onnx")
+    how: dict[str, Any] = {
+        "input_shapes": {"image": (32, 1, 8, 8)},
+        "optimizer": "adamw",
+        "budget": "70%",
+        "step_limit": 2,
+    }
+    for name, portable in (("plain", False), ("portable", True)):
+        onnxgc.optimize(tmp_path / "digits.onnx", tmp_path / f"{name}.onnx", portable=portable, **how)
+    plain, portable_file = (onnx.load(tmp_path / f"{name}.onnx").graph for name in ("plain", "portable"))
+
+    def lacking(graph: onnx.GraphProto) -> set[str]:
+        found = {"indices" for node in graph.node if node.op_type == "MaxPool" and len(node.output) > 1}
+        found |= {a.name for node in graph.node for a in node.attribute if a.name.startswith("__")}
+        found |= {"a step by HardSigmoid" for n in graph.node for a in n.attribute if a.name == "alpha" and a.f > 1e30}
+        found |= {"float64" for v in graph.value_info if v.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE}
+        named = [v.name for v in graph.value_info if any(d.dim_param for d in v.type.tensor_type.shape.dim)]
+        return found | {"named dimensions" for name in named if "/empty" not in name}
+
+    assert "float64" in lacking(plain)
+    assert "named dimensions" in lacking(plain)
+    assert "a step by HardSigmoid" in lacking(plain)
+    assert any(node.name.endswith("__recompute") for node in portable_file.node)
+    assert lacking(portable_file) == set()
+    assert onnxgc.verify(tmp_path / "digits.onnx", tmp_path / "portable.onnx", threads=1).holds
+    train, _ = digits()
+    batch = {name: array[:32] for name, array in train.items()}
+    losses = []
+    for name in ("plain", "portable"):
+        trainer = Trainer(tmp_path / f"{name}.onnx", model=tmp_path / "digits.onnx", threads=1)
+        losses.append([trainer.step(batch) for _ in range(3)])
+        # A smaller batch is planned in the same form.
+        losses[-1].append(trainer.step({key: array[:5] for key, array in batch.items()}))
+    # AdamW's bias corrections are computed in float32.
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[0][0] == losses[1][0]
+
+
+def test_forms_for_cuda_are_not_portable() -> None:
+    with pytest.raises(PlanError, match="no forms for CUDA"):
+        onnxgc.optimize(digits_network(), portable=True, provider="cuda")
+    with pytest.raises(PlanError, match="unknown pools 'mean'"):
+        onnxgc.optimize(digits_network(), pools="mean")
