@@ -162,7 +162,6 @@ def _read_file(path: str) -> onnx.ModelProto:
 
 def _read_text(path: str) -> onnx.ModelProto:
     try:
-        _check_nesting(path)
         return _loaded(path)
     except ModelFileError:
         raise
@@ -181,6 +180,8 @@ def _check_nesting(path: str) -> None:
 
 
 def _loaded(path: str) -> onnx.ModelProto:
+    if is_text(path):
+        _check_nesting(path)
     with warnings.catch_warnings():
         # ONNX warns that some text forms may change.
         warnings.simplefilter("ignore")
