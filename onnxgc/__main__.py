@@ -1,6 +1,21 @@
-"""`python -m onnxgc`."""
+"""`python -m onnxgc`, and the `onnxgc` command: errors while its modules are imported are one line too."""
 
-from onnxgc.cli.main import main
+import os
+import sys
+
+
+def main() -> None:
+    """Import and run the command line."""
+    try:
+        from onnxgc.cli.main import main as run
+    except KeyboardInterrupt:
+        os.write(2, b"onnxgc: interrupted\n")
+        sys.exit(130)
+    except (ImportError, MemoryError, OSError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        sys.exit(f"onnxgc: the program cannot be loaded: {reason}; check its installation and limits")
+    run()
+
 
 if __name__ == "__main__":
     main()

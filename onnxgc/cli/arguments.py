@@ -25,6 +25,7 @@ from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS
 from onnxgc.emission.atomic_files import check_writable, write_text
 from onnxgc.errors import NoParametersError, OutputFileError, PlanError, ShapeError
 from onnxgc.report.terminal.fitted_table import FittedTable
+from onnxgc.report.terminal.safe_console import SafeConsole
 from onnxgc.report.text.text_table import Cells
 from onnxgc.tracing.devices import DEVICES
 
@@ -272,7 +273,7 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 def console_for(json_target: str | None, *, is_quiet: bool = False) -> Console:
     """A console on stdout, or on stderr if JSON goes to stdout; it prints nothing if quiet."""
     # Names of tensors and files may contain brackets, which are not markup.
-    return Console(
+    return SafeConsole(
         file=sys.stderr if json_target == "-" else sys.stdout,
         soft_wrap=False,
         highlight=False,
@@ -374,7 +375,7 @@ def _as_text(value: object) -> str:
 @contextmanager
 def progress_line() -> Iterator[Callable[[str], None]]:
     """A function that shows the current stage in a line on stderr, if stderr is a terminal."""
-    console = Console(file=sys.stderr)
+    console = SafeConsole(file=sys.stderr)
     if not console.is_terminal:
         yield lambda stage: None
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from onnxgc.cli.solve import solve_command
 from onnxgc.cli.train import train_command
 from onnxgc.cli.verify import verify_command
 from onnxgc.errors import OnnxgcError
+from onnxgc.report.text.printable import printable
 
 # Base of typer's errors for wrong options and arguments; it has no public name.
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
@@ -67,6 +69,7 @@ app.command("train", cls=_Command)(train_command)
 app.command("export", cls=_Command)(export_command)
 
 _INTERRUPTED = 130
+_NO_RESOURCES = 1
 _WRONG_VALUES = {
     "value_error": "{error}",
     "int_parsing": "'{input}' is not an integer",
@@ -97,6 +100,7 @@ def main() -> None:
     """Run the command line; an `OnnxgcError` becomes one line on stderr and its exit code."""
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
         if code == _INTERRUPTED:
             raise KeyboardInterrupt  # typer returns an exit code instead.
         sys.exit(code)
@@ -113,7 +117,20 @@ def main() -> None:
         _print_error("interrupted")
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:
+        _discard_output()
         sys.exit(1)
+    except MemoryError:
+        _print_error("there is not enough memory; raise the limit of memory, or choose a smaller model")
+        sys.exit(_NO_RESOURCES)
+    except OSError as error:
+        _discard_output()
+        _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
+        sys.exit(_NO_RESOURCES)
+
+
+def _discard_output() -> None:
+    """Redirects standard output, which cannot be written, so that the interpreter's last flush succeeds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _usage_text(error: Any) -> str:
@@ -129,7 +146,7 @@ def _usage_text(error: Any) -> str:
 
 
 def _print_error(message: str) -> None:
-    print(f"onnxgc: {' '.join(message.split())}", file=sys.stderr)
+    print(f"onnxgc: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 if __name__ == "__main__":

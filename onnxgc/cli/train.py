@@ -48,6 +48,7 @@ from onnxgc.emission.atomic_files import check_model_writable, data_file
 from onnxgc.errors import TrainingError
 from onnxgc.model.files.load import check_model_file, load_proto, model_files
 from onnxgc.report.terminal.command_tables import epochs_table, run_line
+from onnxgc.report.terminal.safe_console import SafeConsole
 from onnxgc.report.text.units import megabytes
 from onnxgc.training import SGD, AdamW, Event, Trainer, constant, cosine, step, with_warm_up
 from onnxgc.training.data import read_arrays, split_arrays
@@ -324,7 +325,7 @@ def _workers() -> Any:
 @contextmanager
 def _bar(console: Console) -> Iterator[Callable[[Event], None]]:
     """Shows loss, speed and memory as a bar on a terminal, and failed saves as lines."""
-    terminal = Console(file=sys.stderr, quiet=console.quiet)
+    terminal = SafeConsole(file=sys.stderr, quiet=console.quiet)
     progress = Progress(
         TextColumn("epoch {task.fields[epoch]}"),
         BarColumn(bar_width=20),

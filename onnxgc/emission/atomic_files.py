@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,9 @@ import onnx
 
 from onnxgc.errors import OutputFileError
 from onnxgc.model.files.load import is_text
+
+if sys.platform != "win32":
+    import fcntl
 
 # Protobuf is limited to 2 GiB. The file without its weights stays well below the difference.
 _MAX_SINGLE_FILE_BYTES = 2_000_000_000
@@ -181,13 +186,48 @@ def write_bytes(contents: bytes, path: str | os.PathLike[str]) -> None:
         os.replace(written, target)
 
 
+def _lock(folder: Path) -> int | None:
+    """The descriptor that locks a temporary folder, until it is closed or its process ends.
+
+    None if another run has the lock, the folder is gone, or the platform has no such locks.
+    """
+    if sys.platform == "win32":
+        return None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
+
+
 @contextmanager
 def _staging_folder(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Path]]:
     """A temporary folder next to the target, and the target with links resolved."""
     check_writable(path)
     target = Path(path).resolve()
+    prefix = f".onnxgc-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]}-"
     try:
-        with tempfile.TemporaryDirectory(prefix=".onnxgc-", dir=target.parent) as folder:
-            yield Path(folder), target
+        for left in target.parent.glob(f"{prefix}*"):
+            if (lock := _lock(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+        while True:
+            with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as folder:
+                lock = _lock(Path(folder))
+                if lock is None and sys.platform != "win32" and not os.path.isdir(folder):
+                    continue  # Another run removed it between its creation and its lock.
+                try:
+                    yield Path(folder), target
+                finally:
+                    if lock is not None:
+                        os.close(lock)
+                return
     except OSError as error:
         raise OutputFileError(f"cannot write '{path}': {error.strerror or error}") from error

@@ -134,21 +134,30 @@ def topologically_sorted(nodes: Iterable[Node], available: Iterable[str]) -> tup
     Raises:
         ModelFileError: a tensor has no source, or nodes form a cycle.
     """
+    nodes = list(nodes)
+    reads = [reads_of(node) for node in nodes]
     ready = set(available)
-    waiting = list(nodes)
-    ordered: list[Node] = []
-    while waiting:
-        blocked: list[Node] = []
-        for node in waiting:
-            if all(name in ready for name in reads_of(node)):
-                ordered.append(node)
-                ready.update(node.outputs)
-            else:
-                blocked.append(node)
-        if len(blocked) == len(waiting):
-            raise _not_computable(blocked, ready)
-        waiting = blocked
-    return tuple(ordered)
+    producers = {name: index for index, node in enumerate(nodes) for name in node.outputs if name not in ready}
+    readers: dict[int, list[int]] = defaultdict(list)
+    waits = [0] * len(nodes)
+    for index, names in enumerate(reads):
+        sources = {producers.get(name, -1) for name in names if name not in ready}
+        waits[index] = len(sources)
+        for source in sources:
+            readers[source].append(index)
+    # A node runs in the first pass over the file in which everything that it reads exists.
+    passes = [0] * len(nodes)
+    free = [index for index, count in enumerate(waits) if not count]
+    for index in free:
+        for reader in readers[index]:
+            passes[reader] = max(passes[reader], passes[index] + (index >= reader))
+            waits[reader] -= 1
+            if not waits[reader]:
+                free.append(reader)
+    if len(free) < len(nodes):
+        ready.update(name for index in free for name in nodes[index].outputs)
+        raise _not_computable([node for node, count in zip(nodes, waits, strict=True) if count], ready)
+    return tuple(nodes[index] for index in sorted(range(len(nodes)), key=lambda index: (passes[index], index)))
 
 
 def without_dead_nodes(draft: Draft, wanted: Iterable[str]) -> Draft:

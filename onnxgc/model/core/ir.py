@@ -19,7 +19,10 @@ from onnx import helper
 
 Array = npt.NDArray[Any]
 EMPTY_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-_SUB_BYTE_BITS: dict[int, int] = {onnx.TensorProto.INT4: 4, onnx.TensorProto.UINT4: 4, onnx.TensorProto.FLOAT4E2M1: 4}
+SUB_BYTE_BITS: dict[int, int] = {onnx.TensorProto.INT4: 4, onnx.TensorProto.UINT4: 4, onnx.TensorProto.FLOAT4E2M1: 4}
+MAX_TENSOR_BYTES = 1 << 42
+"""Of one tensor; sums over all tensors of a step stay below 2^63."""
+MAX_RANK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class TensorType:
     @property
     def size_bytes(self) -> int:
         """Bytes of the tensor's contents, without allocator rounding."""
-        bits = _SUB_BYTE_BITS.get(self.dtype)
+        bits = SUB_BYTE_BITS.get(self.dtype)
         if bits is not None:
             return (self.element_count * bits + 7) // 8
         return self.element_count * int(helper.tensor_dtype_to_np_dtype(self.dtype).itemsize)

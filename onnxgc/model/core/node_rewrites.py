@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from onnxgc.model.core.constant_folding import MAX_FOLDED_OUTPUT
 from onnxgc.model.core.ir import Array, Node, TensorType
 
 TypeOf = Callable[[str], TensorType | None]
@@ -32,5 +33,9 @@ def range_value(node: Node, value_of: ValueOf) -> Array | None:
     if len(limits) < 3 or limits[2] == 0:
         return None
     start, limit, step = limits
+    exact = [float(limit), float(start), float(step)]
+    steps = (exact[0] - exact[1]) / exact[2]
+    if not all(map(math.isfinite, exact)) or steps > MAX_FOLDED_OUTPUT:
+        return None
     count = max(math.ceil((limit - start) / step), 0)
     return np.asarray(start + np.arange(count) * step, dtype=start.dtype)

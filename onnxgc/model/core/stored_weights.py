@@ -14,7 +14,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxgc.errors import ModelFileError
-from onnxgc.model.core.ir import Array, Node, TensorType, Weight
+from onnxgc.model.core.ir import MAX_RANK, MAX_TENSOR_BYTES, Array, Node, TensorType, Weight
 
 
 class ExportedAs(StrEnum):
@@ -154,11 +154,20 @@ def filled_value(node: Node, weights: Mapping[str, Weight]) -> FilledWeight | No
     if shape is None or is_external(shape):
         return None
     value: Any = node.attribute("value")
+    location = f"node {node.location} of tensor '{node.outputs[0]}'"
+    if shape.type.dtype != onnx.TensorProto.INT64 or len(shape.type.shape) != 1 or shape.type.element_count > MAX_RANK:
+        raise ModelFileError(f"{location} has no valid shape; export the model again")
     dimensions = tuple(int(size) for size in shape.load())
-    if value is None:
-        return FilledWeight(0.0, TensorType(onnx.TensorProto.FLOAT, dimensions))
-    array = numpy_helper.to_array(value)
-    return FilledWeight(array.reshape(-1)[0].item(), TensorType(value.data_type, dimensions))
+    array = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
+    if array.size != 1 or array.dtype.kind in "OUS":
+        raise ModelFileError(f"{location} has no number as its value; export the model again")
+    kind = TensorType(onnx.TensorProto.FLOAT if value is None else value.data_type, dimensions)
+    if any(size < 0 for size in dimensions) or kind.size_bytes > MAX_TENSOR_BYTES:
+        raise ModelFileError(
+            f"{location} has the shape {list(dimensions)}, which is negative or over {MAX_TENSOR_BYTES} bytes; "
+            "export the model again"
+        )
+    return FilledWeight(array.item(), kind)
 
 
 _VALUE_DTYPES: Mapping[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import warnings
 from collections.abc import Iterable, Mapping
@@ -18,10 +19,12 @@ from onnx.serialization import registry
 from onnxgc.errors import ModelFileError
 from onnxgc.model.core.draft import ONNX_DOMAINS, fresh_name
 from onnxgc.model.files.contrib_domain import move_to_runtime_domain
+from onnxgc.model.files.gate import MAX_FILE_BYTES, MAX_NESTING, check_contents
 
 _CONSTANT_MARK = "onnxgc constant of "
 # A model file begins with the field `ir_version`: field 1, a varint.
 _FIRST_BYTE = b"\x08"
+_TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]')
 
 
 def source_of(model: Any) -> str | os.PathLike[str] | onnx.ModelProto:
@@ -84,11 +87,12 @@ def load_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.M
         ModelFileError: the file is missing, or not a valid ONNX model.
     """
     if isinstance(source, onnx.ModelProto):
-        model, folder, label = source, "", f"model '{source.graph.name}'"
+        model, folder, label = source, "", "the model"
     else:
         path = os.fspath(source)
         model, folder, label = _read_file(path), os.path.dirname(os.path.abspath(path)), f"'{path}'"
     _check_graph(model, label)
+    check_contents(model, folder, label)
     if model.functions:
         model = _without_functions(model, label)
     _check_model(model, label)
@@ -130,7 +134,12 @@ def _with_weights_as_inputs(graph: onnx.GraphProto) -> onnx.GraphProto:
 
 def _read_file(path: str) -> onnx.ModelProto:
     check_model_file(path)
-    if is_text(path) and os.path.getsize(path):
+    size = os.path.getsize(path)
+    if size > MAX_FILE_BYTES:
+        raise ModelFileError(
+            f"'{path}' has {size} bytes, over protobuf's limit of {MAX_FILE_BYTES}; export it with external data"
+        )
+    if is_text(path) and size:
         return _read_text(path)
     try:
         with open(path, "rb") as file:
@@ -154,11 +163,25 @@ def _read_file(path: str) -> onnx.ModelProto:
 def _read_text(path: str) -> onnx.ModelProto:
     try:
         return _loaded(path)
+    except ModelFileError:
+        raise
     except Exception as error:  # Each text format has its own parser, with its own exceptions.
         raise ModelFileError(f"'{path}' is not an ONNX model in text form: {_first_line(error)}") from error
 
 
+def _check_nesting(path: str) -> None:
+    """Checks the depth of brackets outside of texts: ONNX's parsers recurse without a limit."""
+    depth = 0
+    with open(path, encoding="utf-8") as file:
+        for match in _TEXT_OR_BRACKET.finditer(file.read()):
+            depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
+            if depth > 4 * MAX_NESTING:
+                raise ModelFileError(f"'{path}' nests brackets over {4 * MAX_NESTING} deep; export it in binary form")
+
+
 def _loaded(path: str) -> onnx.ModelProto:
+    if is_text(path):
+        _check_nesting(path)
     with warnings.catch_warnings():
         # ONNX warns that some text forms may change.
         warnings.simplefilter("ignore")

@@ -76,6 +76,10 @@ class ControlFlow:
         continues = self._scalar(condition)
         if (count and limit is None) or (condition and continues is None):
             return False
+        if (continues is None or continues) and self._stays_true(body):
+            if limit is None:
+                raise UnsupportedOperatorError(f"{node.location} never ends: its condition stays true; give it a count")
+            check_unrolled(node, int(limit), int(limit) * max(len(body.node), 1))
         state = list(node.inputs[2:])
         rows: list[list[str]] = []
         while (continues is None or continues) and (limit is None or len(rows) < limit):
@@ -98,6 +102,7 @@ class ControlFlow:
         body: onnx.GraphProto = node.attribute("body")
         scanned = int(node.attribute("num_scan_inputs"))
         state = list(node.inputs[:-scanned])
+        self._check_length(node, body)
         slices = self._scan_slices(node, node.inputs[-scanned:])
         if slices is None:
             return False
@@ -117,6 +122,24 @@ class ControlFlow:
             node.attribute(f"scan_output_{setting}") or [0] * len(declared) for setting in ("axes", "directions")
         )
         return self._bind_outputs(node, state, _columns(rows, backward), axes, declared)
+
+    def _stays_true(self, body: onnx.GraphProto) -> bool:
+        """Whether a Loop's body passes its condition on, or returns a constant that is true."""
+        copies = {proto.output[0]: proto.input[0] for proto in body.node if proto.op_type == "Identity" and proto.input}
+        name = body.output[0].name
+        for _ in copies:
+            name = copies.get(name, name)
+        value = self._scalar(name)
+        return name == body.input[1].name or (value is not None and bool(value))
+
+    def _check_length(self, node: Node, body: onnx.GraphProto) -> None:
+        """Checks the steps of a Scan before its inputs are cut into slices."""
+        kind = self._walk.type_of(node.inputs[-1])
+        axis = int((node.attribute("scan_input_axes") or [0])[-1])
+        if kind is not None:
+            if not -len(kind.shape) <= axis < len(kind.shape):
+                raise ShapeError(f"{node.location} scans axis {axis} of an input of shape {list(kind.shape)}")
+            check_unrolled(node, kind.shape[axis], kind.shape[axis] * max(len(body.node), 1))
 
     def _count(self, node: Node, body: onnx.GraphProto, steps: int, added: int) -> None:
         self._unrolled += added * max(len(body.node), 1)

@@ -59,7 +59,13 @@ def require_static_shapes(draft: Draft) -> None:
         ShapeError: some have none; the text lists each reason once.
     """
     outputs = [name for node in draft.nodes for name in node.outputs]
-    reasons = list(dict.fromkeys(draft.problems[name] for name in outputs if name in draft.problems))
+    reasons = list(
+        dict.fromkeys(
+            draft.problems.get(name, f"'{name}' is not a tensor, and operators that are left read it")
+            for name in outputs
+            if name in draft.problems or (name and name not in draft.types)
+        )
+    )
     if reasons:
         more = len(reasons) - _MAX_REASONS
         listed = "; also: ".join(reasons[:_MAX_REASONS])

@@ -8,7 +8,7 @@ import onnx
 from onnx import defs, helper, numpy_helper, shape_inference
 
 from onnxgc.model.core.draft import Draft, captured_names, reads_of
-from onnxgc.model.core.ir import Node, TensorType
+from onnxgc.model.core.ir import MAX_TENSOR_BYTES, Node, TensorType
 from onnxgc.model.rebatch.shape_pair import ShapeWalk
 from onnxgc.model.static_shapes.consistency import inconsistency
 from onnxgc.model.static_shapes.shape_errors import ShapeMessages, UnresolvedShapeError, inference_reason
@@ -70,6 +70,11 @@ class TypeInference:
         self._complete(node, types, inferred)
         _drop_windows_in_padding(node, types, inferred)
         _ignore_output_padding(node, types, inferred)
+        for name in node.outputs:
+            kind = static_type(inferred.get(name))
+            if kind is not None and kind.size_bytes > MAX_TENSOR_BYTES:
+                size = f"tensor '{name}' would have {kind.size_bytes} bytes, over the limit of {MAX_TENSOR_BYTES}"
+                raise UnresolvedShapeError(self._messages.inconsistent(node, size))
         inputs = [self._walk.type_of(name) for name in node.inputs]
         problem = inconsistency(node, inputs, static_type(inferred.get(node.outputs[0])), self._walk.value)
         if problem:

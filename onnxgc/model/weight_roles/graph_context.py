@@ -30,6 +30,8 @@ class GraphContext:
         self.producers = draft.producers()
         self._declared = draft.declared
         self.inputs = frozenset(draft.inputs)
+        # By tensor: many weights are applied to one chain.
+        self._normalised = {"": ""}
 
     def weight_behind(
         self, name: str, passes: Callable[[Node], bool] = lambda node: facts_of(node).passes_weights
@@ -44,17 +46,25 @@ class GraphContext:
 
     def normalised_input(self, name: str) -> str:
         """The model's input that a tensor is, possibly scaled and shifted by weights; else ""."""
-        while name not in self.inputs:
-            producer = self.producers.get(name)
-            if producer is None or producer.domain:
-                return ""
-            if producer.op not in _AFFINE and not facts_of(producer).passes_weights:
-                return ""
-            are_weights = [self.weight_behind(operand) is not None for operand in producer.inputs]
-            if producer.op in _AFFINE and not any(are_weights):
-                return ""
-            name = producer.inputs[are_weights.index(False) if False in are_weights else 0]
-        return name
+        passed = []
+        while name not in self.inputs and name not in self._normalised:
+            passed.append(name)
+            name = self._scaled_by_weights(name)
+        found = self._normalised.get(name, name)
+        self._normalised.update(dict.fromkeys(passed, found))
+        return found
+
+    def _scaled_by_weights(self, name: str) -> str:
+        """The tensor that a tensor is, passed on or scaled or shifted by weights in one operator; else ""."""
+        producer = self.producers.get(name)
+        if producer is None or producer.domain:
+            return ""
+        if producer.op not in _AFFINE and not facts_of(producer).passes_weights:
+            return ""
+        are_weights = [self.weight_behind(operand) is not None for operand in producer.inputs]
+        if producer.op in _AFFINE and not any(are_weights):
+            return ""
+        return producer.inputs[are_weights.index(False) if False in are_weights else 0]
 
     def is_attention_score(self, node: Node) -> bool:
         """Whether a Softmax reads the node's output, and a product reads the Softmax.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from onnxgc.report.data.memory_curve import ForwardOperator, MemoryCurve, MemoryRole, Phase, TensorFate
+from onnxgc.report.text.printable import printable
 
 _Numbers = Callable[[Iterable[str]], list[int]]
 """Numbers of texts, each of which is stored once."""
@@ -22,7 +23,7 @@ def payload(curves: Sequence[MemoryCurve], network: Sequence[ForwardOperator]) -
     texts: dict[str, int] = {}
 
     def numbers(found: Iterable[str]) -> list[int]:
-        return [texts.setdefault(text, len(texts)) for text in found]
+        return [texts.setdefault(printable(text), len(texts)) for text in found]
 
     value = {
         "phases": [phase.value for phase in Phase],

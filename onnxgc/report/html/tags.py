@@ -6,6 +6,8 @@ import html
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from onnxgc.report.text.printable import printable, without_controls
+
 Attribute: TypeAlias = str | int | float | bool | None
 _VOID = frozenset({"br", "input", "link", "meta"})
 
@@ -17,13 +19,14 @@ class Html(str):
 
 
 def escaped(text: str) -> Html:
-    return text if isinstance(text, Html) else Html(html.escape(text, quote=True))
+    return text if isinstance(text, Html) else Html(html.escape(printable(text), quote=True))
 
 
 def tag(element: str, /, *children: str, **attributes: Attribute) -> Html:
     """An element; `class_` becomes `class`, `aria_label` `aria-label`; None and False are left out."""
     written = "".join(
-        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escaped(str(value))}"')
+        f" {key.rstrip('_').replace('_', '-')}"
+        + ("" if value is True else f'="{html.escape(without_controls(str(value)))}"')
         for key, value in attributes.items()
         if value is not None and value is not False
     )

@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
+from onnxgc.report.text.printable import printable
 from onnxgc.report.text.text_table import BEST, Cells
 
 _HEADING_WIDTH = 6
@@ -59,7 +60,9 @@ class FittedTable:
                 min_width=below if place and below else None,
             )
         for row in cells.rows:
-            table.add_row(*(Text(row[place] if place else _broken(row[0], room)) for place in places))
+            table.add_row(
+                *(Text(printable(row[place]) if place else _broken(printable(row[0]), room)) for place in places)
+            )
         return table
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onnxgc.report.text.printable import printable
+
 BEST = "*"
 """Mark of the lowest peak."""
 
@@ -27,5 +29,7 @@ class Cells:
         places = range(len(self.headings))
         rule = ["---" if place < self.text_columns else "---:" for place in places]
         lines = [self.headings_in_line, rule, *self.rows]
-        escaped = (" | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) for line in lines)
+        escaped = (
+            " | ".join(printable(cell).replace("|", "\\|").replace("\n", " ") for cell in line) for line in lines
+        )
         return "\n".join((f"**{self.title}**", "", *(f"| {line} |" for line in escaped)))
