@@ -157,7 +157,7 @@ def _checkpoints(
     sizes = {vertex: 0 if vertex in weightless else size for vertex, size in file.sizes.items()}
     problem = CheckpointProblem(file.graph, {vertex: TensorCost(size) for vertex, size in sizes.items()})
     identifier = {str(vertex): vertex for vertex in file.graph.vertices}
-    kept = tuple(identifier.get(str(vertex), vertex) for vertex in checkpoints or ())
+    kept = tuple(identifier.get(str(vertex), vertex) for vertex in (() if checkpoints is None else checkpoints))
     options = SolverOptions(kept, wanted, time_limit, seed, DEFAULT_DRAWS if draws is None else draws, slots)
     solution = (solver_for("manual") if checkpoints is not None else chosen).solve(problem, options)
 

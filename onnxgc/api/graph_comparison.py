@@ -43,6 +43,8 @@ def compare_on_graph(
             if name not in known:
                 raise PlanError(f"'{name}' is not a solver of bare forward graphs; known: {', '.join(known)}")
         chosen = {name: name for name in known if names is None or name in names} | objects
+        if not chosen:
+            raise PlanError("no solver is given; name some, or leave solvers out for all")
         runs = {name: {"solver": solver} for name, solver in chosen.items()}
     else:
         if solvers is not None:

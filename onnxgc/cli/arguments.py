@@ -226,7 +226,7 @@ def globs_in(texts: Sequence[str] | None) -> tuple[str, ...]:
             globs.append(text)
             continue
         try:
-            lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+            lines = Path(text[1:]).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise NoParametersError(f"the list of weights '{text[1:]}' cannot be read: {reason}") from error

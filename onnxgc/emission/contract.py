@@ -53,6 +53,20 @@ def contract_of(model: onnx.ModelProto, evaluation: onnx.ModelProto | None = Non
     return contract
 
 
+def contract_in(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The contract in a state file's metadata.
+
+    Raises:
+        KeyError: there is none.
+        ValueError: it is not JSON, or of another schema.
+    """
+    found = json.loads(metadata[CONTRACT_KEY])
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if schema != CONTRACT_SCHEMA:
+        raise ValueError(f"its contract has the schema {schema}, and this version reads {CONTRACT_SCHEMA}")
+    return dict(found)
+
+
 def _names(model: onnx.ModelProto) -> dict[str, Any]:
     found: dict[str, Any] = json.loads({entry.key: entry.value for entry in model.metadata_props}["onnxgc.names"])
     return found

@@ -21,6 +21,7 @@ DURATION_KEYS = ("duration", "cost_cpu")
 FORMS = (
     '{"vertices": [{"id": 0, "size": 5}, ...], "edges": [[0, 1], ...]}, or "nodes" with a "duration" each for a budget'
 )
+UNDIRECTED = "the graph is undirected; give a networkx.DiGraph with edges from writer to reader"
 
 
 def is_bare_graph(source: Any) -> bool:
@@ -48,6 +49,8 @@ def graph_document(source: Any) -> Any:
         document = vars(source)
     if not isinstance(document, Mapping):
         return document
+    if document.get("directed") is False:
+        raise GraphFileError(UNDIRECTED)
     if "cost_ram" in document:
         document = _of_checkmate(document)
     document = _of_node_link(document) if "nodes" in document else dict(document)
@@ -69,7 +72,7 @@ def forward_document(document: Any) -> Any:
 
 def _of_networkx(graph: Any) -> dict[str, Any]:
     if not graph.is_directed():
-        raise GraphFileError("the graph is undirected; give a networkx.DiGraph with edges from writer to reader")
+        raise GraphFileError(UNDIRECTED)
     nodes = [{**attributes, "id": node} for node, attributes in graph.nodes(data=True)]
     return {"nodes": nodes, "edges": [[tail, head] for tail, head in graph.edges()]}
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from onnxgc.budget.operator_problem import simulate_sequence
 from onnxgc.budget.quick_search import quick_within
 from onnxgc.budget.size_search import SizePoint, largest_fitting
-from onnxgc.errors import BudgetError
+from onnxgc.errors import BudgetError, BudgetFormError
 from onnxgc.planning.memory_budget import parse_budget, parse_extra_time
 from onnxgc.torch.checkpointing import planned_module
 from onnxgc.torch.joint_problem import EstimatedCosts, JointStep
@@ -76,7 +76,9 @@ def largest_batch(
     """
     device = device or ("a100" if torch.cuda.is_available() else "cpu")
     costs = EstimatedCosts(find_device(device))
-    allowed, memory_bytes = parse_extra_time(extra_time), parse_budget(memory).bytes_of(0)
+    allowed, memory_bytes = parse_extra_time(extra_time), parse_budget(memory).size_bytes
+    if memory_bytes is None:
+        raise BudgetFormError(f"the memory {memory!r} is not a number of bytes; write a size such as 8GiB")
     fixed = sum(map(_bytes, (*module.parameters(), *module.buffers())))
     fixed += optimizer_states * sum(_bytes(one) for one in module.parameters() if one.requires_grad)
     points: dict[int, SizePoint] = {}

@@ -76,7 +76,8 @@ class BudgetPlanner:
         floor = floor_of_problem(problem)
         result: BudgetedSequence | NoSequence
         if self.budget.is_least and alike:
-            return min(alike, key=lambda sequence: simulate_sequence(problem, sequence).peak), 0
+            profiles = {one: simulate_sequence(problem, one) for one in (tuple(range(len(problem))), *alike)}
+            return min(profiles, key=lambda one: (profiles[one].peak, profiles[one].duration)), 0
         if self.budget.is_least:
             result = least_peak(problem, floor.size, self.options).best
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,7 @@ from onnx import helper
 from safetensors import SafetensorError
 
 from onnxgc.emission.atomic_files import check_model_writable, data_file, write_model
-from onnxgc.emission.contract import CONTRACT_KEY
+from onnxgc.emission.contract import contract_in
 from onnxgc.emission.state_file import one_line, read_arrays
 from onnxgc.errors import OutputFileError, TrainingError
 from onnxgc.model.core.ir import Array
@@ -52,14 +51,16 @@ def _weights_of(state: str | os.PathLike[str]) -> dict[str, Array]:
     name = os.fspath(state)
     try:
         arrays, metadata = read_arrays(name)
-        inputs = json.loads(metadata[CONTRACT_KEY])["inputs"]
+        inputs = contract_in(metadata)["inputs"]
         roles = {key: str(about["role"]) for key, about in inputs.items()}
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise TrainingError(
             f"'{name}' is not a state with a contract: {one_line(error)}; give a state file of `optimize --state "
             "inputs`, or the state of a run without accumulation"
         ) from error
     wanted = [key for key, role in roles.items() if role in ("parameter", "statistic")]
+    if not wanted:
+        raise TrainingError(f"the contract of the state '{name}' names no parameter; give a complete state file")
     for key in wanted:
         if key not in arrays:
             raise TrainingError(f"the state '{name}' lacks '{key}', which its contract names; write it completely")
@@ -88,8 +89,9 @@ def deployed(
     draft, decisions = draft_with_roles(proto, folder, trainable=trainable, freeze=freeze)
     types = {decision.name: draft.weights[decision.name].type for decision in decisions}
     for name, value in trained.items():
-        if name not in types or types[name].shape != value.shape:
-            what = f"no weight '{name}'" if name not in types else f"'{name}' in another shape"
+        # A file may store a parameter in another floating type than it trains in.
+        if name not in types or types[name].shape != value.shape or value.dtype.kind in "iub":
+            what = f"no weight '{name}'" if name not in types else f"'{name}' in another shape or type"
             raise TrainingError(f"the model has {what}; give the model from which {where} was created")
     stored = {
         decision.name: types[decision.name].dtype

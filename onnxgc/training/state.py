@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from onnxgc import __version__
-from onnxgc.emission.contract import CONTRACT_KEY, UPDATES_KEY
+from onnxgc.emission.contract import CONTRACT_KEY, UPDATES_KEY, contract_in
 from onnxgc.emission.state_file import metadata_of, one_line, read_arrays, write_arrays
 from onnxgc.errors import TrainingError
 from onnxgc.model.core.ir import Array
@@ -95,7 +95,10 @@ def load_state(path: str | os.PathLike[str]) -> RunState:
     try:
         arrays, metadata = read_arrays(name)
         if _KEY not in metadata and CONTRACT_KEY in metadata:
+            contract_in(metadata)
             updates = int(metadata.get(UPDATES_KEY, 0))
+            if not 0 <= updates < 2**62:
+                raise ValueError(f"{UPDATES_KEY} is {updates}")
             return RunState(Position(updates, draws=updates), arrays, is_run=False)
         about = json.loads(metadata[_KEY])
         if about["schema"] != SCHEMA:
@@ -109,7 +112,7 @@ def load_state(path: str | os.PathLike[str]) -> RunState:
         return RunState(position, arrays, about["optimizer"], dict(about.get("settings", {})))
     except FileNotFoundError:
         raise TrainingError(f"the state file '{name}' does not exist; omit resume to start a new run") from None
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise TrainingError(f"'{name}' is not the state of a run: {one_line(error)}; give a saved file") from error
 
 

@@ -92,6 +92,7 @@ def test_a_forward_graph_of_networkx_has_checkpoints() -> None:
     "graph, options, error, message",
     [
         (networkx.Graph(EDGES), {}, GraphFileError, "undirected"),
+        ({**MOCCASIN, "directed": False}, {"budget": 9}, GraphFileError, "undirected"),
         (networkx.DiGraph(), {}, GraphFileError, "no vertices"),
         (networkx.DiGraph([(0, 1)]), {}, GraphFileError, "vertex 0 has no 'size'"),
         (networkx.DiGraph([((0, 1), 2)]), {}, GraphFileError, "as 'id'; use a string or an integer"),
@@ -144,6 +145,7 @@ def test_compare_on_an_operator_graph() -> None:
     [
         (FORWARD, {"solvers": ["per-block"]}, "'per-block' is not a solver of bare forward graphs"),
         (MOCCASIN, {"budget": 14, "solvers": ["acg"]}, "leave --solvers out"),
+        (FORWARD, {"solvers": []}, "no solver is given"),
         (MOCCASIN, {"freeze_bn": True}, "a bare graph is compared alone"),
     ],
 )

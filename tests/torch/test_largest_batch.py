@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from onnxgc.errors import BudgetError  # noqa: E402
+from onnxgc.errors import BudgetError, BudgetFormError  # noqa: E402
 from onnxgc.torch import checkpoint, largest_batch, plan_search, plans_of  # noqa: E402
 
 QUICK: dict[str, Any] = {"device": "a100", "time_limit": None, "step_limit": 2}
@@ -75,5 +75,28 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
 
 
 def test_too_little_memory_for_any_batch() -> None:
+    for wrong in ("min", "50%"):
+        with pytest.raises(BudgetFormError, match="is not a number of bytes"):
+            largest_batch(module(), make_inputs, wrong, device="a100")
     with pytest.raises(BudgetError, match="no batch trains within 1,000 bytes"):
         largest_batch(module(), make_inputs, 1000, device="a100")
+
+
+def test_a_layer_under_two_names_is_one() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(WIDTH, WIDTH)
+            self.second = self.first
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.second(self.first(x).relu()).tanh()
+            return y
+
+    torch.manual_seed(0)
+    plain = Shared()
+    planned = checkpoint(copy.deepcopy(plain), make_inputs(64), budget="90%", **QUICK)
+    for one in (plain, planned):
+        one(make_inputs(64)).sum().backward()
+    assert torch.equal(*(one.first.weight.grad for one in (plain, planned)))
+    assert planned.second is planned.first

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 import onnxgc
 from onnxgc.emission.contract import CONTRACT_KEY, UPDATES_KEY, contract_of
 from onnxgc.emission.state_file import read_arrays, write_arrays
-from onnxgc.errors import ModelFileError, OnnxgcError, PlanError
+from onnxgc.errors import ModelFileError, OnnxgcError, PlanError, TrainingError
 from onnxgc.tracing.optimizers import SGD, AdamW, Optimizer
 from onnxgc.training import Trainer, export_state
 from tests.cli.command import run_command
@@ -206,3 +206,34 @@ def test_what_does_not_belong_together_is_one_line(tmp_path: Path) -> None:
     for evaluation in (file, model):
         with pytest.raises(OnnxgcError, match=r"give the (evaluation file|output) another name"):
             onnxgc.optimize(model, file, evaluation=evaluation, input_shapes=SHAPES)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"onnxgc.contract": "[]"}, "has the schema None"),
+        ({"onnxgc.contract": '{"schema": 2}'}, "has the schema 2, and this version reads 1"),
+        ({"onnxgc.contract": '{"schema": 1, "inputs": []}'}, "is not a state with a contract"),
+        ({"onnxgc.contract": '{"schema": 1, "inputs": {}}'}, "names no parameter"),
+    ],
+)
+def test_a_wrong_contract_is_refused(change: dict[str, str], message: str, tmp_path: Path) -> None:
+    file = write(tmp_path, "net", OPTIMIZERS["adamw"], "inputs")
+    state = file.with_suffix(".safetensors")
+    arrays, metadata = read_arrays(state)
+    write_arrays(arrays, {**metadata, **change}, state)
+    with pytest.raises(TrainingError, match=message):
+        export_state(tmp_path / "digits.onnx", state)
+
+
+@pytest.mark.parametrize("updates", ["-1", "9" * 30, "many"])
+def test_a_wrong_number_of_updates_is_refused(updates: str, tmp_path: Path) -> None:
+    file = write(tmp_path, "net", OPTIMIZERS["adamw"], "inputs")
+    arrays, metadata = read_arrays(file.with_suffix(".safetensors"))
+    write_arrays(arrays, {**metadata, "onnxgc.updates": updates}, tmp_path / "wrong.safetensors")
+    with pytest.raises(TrainingError, match="is not the state of a run"):
+        Trainer(file, model=tmp_path / "digits.onnx", threads=1).load(tmp_path / "wrong.safetensors")
+    whole = {name: array.astype(np.int64) for name, array in arrays.items()}
+    write_arrays(whole, metadata, tmp_path / "whole.safetensors")
+    with pytest.raises(TrainingError, match="in another shape or type"):
+        export_state(tmp_path / "digits.onnx", tmp_path / "whole.safetensors")
