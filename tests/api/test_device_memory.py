@@ -28,7 +28,7 @@ def test_the_parts_add_up_and_the_plan_fits(optimizer: str | None, tmp_path: Pat
     step = result.planned.profile.peak_bytes
     fixed = memory["weight_bytes"] + memory["optimizer_state_bytes"] + memory["input_bytes"]
     assert memory["planned"]["total_bytes"] == fixed + step + memory["planned"]["margin_bytes"] <= limit
-    assert memory["planned"]["margin_bytes"] == step // 10
+    assert memory["planned"]["margin_bytes"] == step // 10 + 256 * len(result.planned.step.graph.operators)
     assert result.planned.schedule.recomputed
     for given, holds in ((limit, True), (fixed + step // 2, False)):
         checks = {check.name: check.holds for check in verify(chain(8), file, device_memory=given).checks}
@@ -68,7 +68,7 @@ def symbolic() -> object:
 @pytest.mark.parametrize("dimension", [None, pytest.param("x:1", marks=pytest.mark.slow)])
 def test_the_largest_size_is_near_that_of_an_exhaustive_search(dimension: str | None) -> None:
     how: dict[str, Any] = {"provider": "cpu", "check": False, "loss": "mse"}
-    limit = 10_000
+    limit = 24_000
     found = largest_size(
         symbolic(), limit, dimension=dimension, extra_time="25%", dry_run=True, input_shapes={"x": (2, 3, 8)}, **how
     )
