@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import http.server
 import json
@@ -74,7 +75,13 @@ def results_of(*command: Any, **how: Any) -> tuple[Any, float]:
 
 
 def install_packages() -> None:
-    """The packages of package-lock.json in docs/examples/node_modules, unless they are there."""
+    """The packages of package-lock.json in docs/examples/node_modules, unless they are there; one process installs."""
+    with (EXAMPLES / "package-lock.json").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        _install_packages()
+
+
+def _install_packages() -> None:
     lock, installed = EXAMPLES / "package-lock.json", EXAMPLES / "node_modules"
     versions = {name: about.get("version") for name, about in json.loads(lock.read_text())["packages"].items() if name}
     if (installed / ".package-lock.json").exists():
