@@ -21,6 +21,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -166,7 +167,7 @@ def named(place: str, name: bytes) -> bytes:
     """The network with a name, of any bytes, at a place."""
     model, mark = network("n = Relu(h) y = Add(n, h)"), "MARK" + "x" * max(len(name) - 4, 0)
     graph = model.graph
-    first, node = graph.node[0], graph.node[1]
+    node = graph.node[1]
     setters: dict[str, Callable[[], None]] = {
         "node": lambda: setattr(node, "name", mark),
         "op": lambda: setattr(node, "op_type", mark),
@@ -186,7 +187,6 @@ def named(place: str, name: bytes) -> bytes:
         for proto in graph.node:
             proto.input[:] = [mark if item == place else item for item in proto.input]
             proto.output[:] = [mark if item == place else item for item in proto.output]
-    assert first is graph.node[0]
     padded = name.ljust(len(mark), b"_")
     return bytes(model.SerializeToString().replace(mark.encode(), padded))
 
@@ -289,10 +289,10 @@ def other_files() -> Iterator[tuple[str, Callable[[], bytes]]]:
     yield "reference.onnx", _reference
     yield "function_constant.onnx", _function_constant
     for times in (8, 20, 40):
-        yield f"doubling_{times}.onnx", lambda times=times: doubling(times)  # type: ignore[misc]
-    yield "recursive.onnx", lambda: doubling(2, is_recursive=True)
+        yield f"doubling_{times}.onnx", partial(doubling, times)
+    yield "recursive.onnx", partial(doubling, 2, is_recursive=True)
     for depth in (50, 20_000):
-        yield f"nested_{depth}.onnxtxt", lambda depth=depth: nested_text(depth)  # type: ignore[misc]
+        yield f"nested_{depth}.onnxtxt", partial(nested_text, depth)
     yield "deep.json", lambda: b'{"graph":' * 20_000
     yield "number.json", lambda: b'{"irVersion": "' + b"9" * 5000 + b'"}'
 
@@ -321,16 +321,16 @@ def _function_constant() -> bytes:
 def cases(folder: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """Names and makers of all files of fixed kinds."""
     for name, body in BODIES.items():
-        yield f"{name}.onnx", lambda body=body: bytes(network(body).SerializeToString())  # type: ignore[misc]
+        yield f"{name}.onnx", network(body).SerializeToString
     yield from other_files()
     for name, entries in EXTERNAL.items():
-        yield f"external_{name}.onnx", lambda entries=entries: _external_file(folder, entries)  # type: ignore[misc]
+        yield f"external_{name}.onnx", partial(_external_file, folder, entries)
     for field in _FIELDS:
         for value in _INTEGERS:
-            yield f"{field}_{value}.onnx", lambda field=field, value=value: changed(field, value)  # type: ignore[misc]
+            yield f"{field}_{value}.onnx", partial(changed, field, value)
     for place in _PLACES:
         for kind, text in _NAMES.items():
-            yield f"{place}_{kind}.onnx", lambda place=place, text=text: named(place, text)  # type: ignore[misc]
+            yield f"{place}_{kind}.onnx", partial(named, place, text)
 
 
 def mutated(rng: random.Random) -> bytes:

@@ -17,10 +17,11 @@ _NOTE = "MaxPool's gradients compare windows in place of storing indices, which 
 def with_least_pools(planned: PlannedStep) -> PlannedStep:
     """The plan in the form by windows, if its peak is lower there; both forms have the same gradients.
 
-    The baseline stays that of the planned form.
+    The baseline stays that of the planned form, and the time of comparing windows is extra time. A plan within
+    given bytes keeps its form, since it has the least time.
     """
     changed = by_windows(planned.model)
-    counts_peak = planned.solution.objective in (Objective.PEAK, Objective.TIME)
+    counts_peak = planned.solution.objective in (Objective.PEAK, Objective.TIME) and planned.budget_bytes is None
     if not counts_peak or planned.model.provider != "cpu" or changed.nodes == planned.model.nodes:
         return planned
     updates, solution = planned.step.updates, planned.solution
@@ -39,6 +40,12 @@ def with_least_pools(planned: PlannedStep) -> PlannedStep:
     peak = other.profile.peak_bytes
     if peak >= planned.profile.peak_bytes:
         return planned
+    time, budget = solution.time, planned.request.budget
+    if time is not None:
+        whole = sum(planned.request.durations(other.traced.step)[0].values())
+        time = replace(time, extra=time.extra + max(0, whole - time.regular))
+        if budget is not None and budget.max_extra is not None and time.extra > budget.max_extra * time.regular:
+            return planned
     lowest = min(solution.lower_bound_bytes, peak)
     found: CheckpointPlan = other.solution.plan
     return replace(
@@ -46,7 +53,9 @@ def with_least_pools(planned: PlannedStep) -> PlannedStep:
         model=changed,
         step=other.step,
         traced=traced,
-        solution=replace(solution, plan=found, status=Status.FEASIBLE, objective_bytes=peak, lower_bound_bytes=lowest),
+        solution=replace(
+            solution, plan=found, status=Status.FEASIBLE, objective_bytes=peak, lower_bound_bytes=lowest, time=time
+        ),
         schedule=other.schedule,
         profile=other.profile,
         notes=(*planned.notes, _NOTE),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,15 @@ import onnx
 import pytest
 
 import onnxgc
-from onnxgc.api import emit, plan_step
+from onnxgc.api import PlannedStep, emit, plan_step
+from onnxgc.api.budget_plans import BudgetRequest
+from onnxgc.api.pool_forms import with_least_pools
 from onnxgc.errors import PlanError
 from onnxgc.gradients.pooling import by_windows
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.read import read_model
+from onnxgc.planning.memory_budget import Budget
+from onnxgc.planning.plan import TimeCost
 from onnxgc.runtime.ort import make_session
 from onnxgc.training import Trainer
 from tests.model.model_helpers import normal, text_model, with_weights
@@ -64,6 +70,22 @@ def test_the_plan_takes_the_form_that_needs_less_memory() -> None:
         assert (found[None].options.pools == "windows") == (peaks[name][1] < peaks[name][0])
     assert peaks["resnet50"][1] < 0.98 * peaks["resnet50"][0]
     assert peaks["resnet18"][1] == peaks["resnet18"][0]
+
+
+def test_comparing_windows_takes_extra_time() -> None:
+    how: dict[str, Any] = {"input_shapes": {"x": (2, 3, 224, 224)}, "solver": "peak", "check": False, "provider": "cpu"}
+    planned = onnxgc.optimize(MODELS / "resnet50.onnx", pools="indices", **how).planned
+    regular = sum(planned.request.durations(planned.traced.step)[0].values())
+    timed = replace(planned, solution=replace(planned.solution, time=TimeCost(regular, 0, 0)))
+
+    def within(extra: Fraction) -> PlannedStep:
+        return replace(timed, request=BudgetRequest(Budget(max_extra=extra)))
+
+    found = with_least_pools(within(Fraction(1, 5))).solution.time
+    assert found is not None
+    assert 0 < found.extra < 0.02 * regular
+    for kept in (within(Fraction(0)), replace(timed, budget_bytes=10**10)):
+        assert with_least_pools(kept) is kept
 
 
 def test_a_portable_file_has_nothing_that_others_lack(tmp_path: Path) -> None:

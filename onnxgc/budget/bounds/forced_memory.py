@@ -21,6 +21,18 @@ def highest_of_parts(excess: IntArray, max_count: int) -> list[int]:
     return [int(part[np.argmax(excess[part])]) for part in np.array_split(over, max_count)]
 
 
+def ancestors_of(problem: OperatorProblem) -> list[int]:
+    """For each operator those that must run before it, as bits."""
+    ancestors: list[int] = []
+    for operator in problem.operators:
+        bits = 0
+        for storage in operator.reads:
+            producer = problem.producer[storage]
+            bits |= ancestors[producer] | 1 << producer
+        ancestors.append(bits)
+    return ancestors
+
+
 class ForcedMemory:
     """Memory at the first runs of some operators, the *moments*, in any order of first runs.
 
@@ -121,11 +133,5 @@ class ForcedMemory:
     def ancestors(self, index: int) -> int:
         """The operators that must run before an operator, as bits."""
         if self._ancestors is None:
-            self._ancestors = []
-            for operator in self._problem.operators:
-                bits = 0
-                for storage in operator.reads:
-                    producer = self._problem.producer[storage]
-                    bits |= self._ancestors[producer] | 1 << producer
-                self._ancestors.append(bits)
+            self._ancestors = ancestors_of(self._problem)
         return self._ancestors[index]

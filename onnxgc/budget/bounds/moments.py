@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxgc.budget.bounds.covering import duration_unit, is_small, rounded_bound
+from onnxgc.budget.bounds.forced_memory import ancestors_of
 from onnxgc.budget.bounds.integer_programs import CoveringProgram
 from onnxgc.budget.operator_problem import OperatorProblem, settled, simulate_sequence
 from onnxgc.planning.order_choice import Order
@@ -52,17 +53,11 @@ class MomentBound:
 
     def __init__(self, problem: OperatorProblem, budget: int, order: Order) -> None:
         self._problem, self._budget, self._order = problem, budget, order
-        self._ancestors: list[int] = []
-        waiting = 0
+        self._ancestors = ancestors_of(problem)
+        self._waiting = 0
         for index, operator in enumerate(problem.operators):
-            bits = 0
-            for storage in operator.reads:
-                producer = problem.producer[storage]
-                bits |= self._ancestors[producer] | 1 << producer
-            self._ancestors.append(bits)
-            if bits & waiting or not problem.marks.isdisjoint(operator.reads):
-                waiting |= 1 << index
-        self._waiting = waiting
+            if self._ancestors[index] & self._waiting or not problem.marks.isdisjoint(operator.reads):
+                self._waiting |= 1 << index
         self.moments: list[int] = []
         self._add_moment(range(len(problem)), 0.0, None)
 

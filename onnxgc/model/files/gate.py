@@ -48,7 +48,7 @@ _POSITIVE = frozenset([
     "num_outputs", "output_shape", "num_heads", "kv_num_heads",
 ])
 # fmt: on
-_SIGNED = frozenset(["pads", "output_padding", "keepdims", "batch_dims", "start", "end"])
+_SIGNED = frozenset(["pads", "output_padding", "keepdims", "batch_dims"])
 _AXES = frozenset(["axis", "axes", "perm", "scan_input_axes", "scan_output_axes"])
 _ELEMENT_TYPES = frozenset(["to", "dtype", "output_dtype", "stash_type"])
 _CHOICES = {
@@ -243,7 +243,7 @@ def _check_external(tensor: onnx.TensorProto, size: int, owner: str, folder: str
     path = os.path.realpath(os.path.join(home, location))
     where = f"the external data of {owner} are in '{location}'"
     if os.path.isabs(location) or os.path.commonpath([home, path]) != home:
-        raise _WrongError(f"{where}, outside of the model's folder")
+        raise _WrongError(f"{where}, by its path or a link outside of the model's folder; copy it there")
     try:
         status = os.stat(path)
     except FileNotFoundError:
