@@ -19,7 +19,7 @@ from onnxgc.api.evaluation_model import evaluation_graph, evaluation_model
 from onnxgc.api.optimize_report import optimize_report
 from onnxgc.api.plan_options import PlanOptions, Progress
 from onnxgc.api.planned_step import PlannedStep, emit, trace_problem
-from onnxgc.api.pool_forms import INDICES, WINDOWS, with_least_pools
+from onnxgc.api.pool_forms import INDICES, pools_of, with_least_pools
 from onnxgc.api.read_options import LossModel, ReadOptions, name_of, read_with_options
 from onnxgc.api.step_planning import plan_quickly, plan_step, plan_within, step_with_plan
 from onnxgc.api.trial_run import trial_run, type_text
@@ -229,7 +229,7 @@ def planned_model(
     planned = _plan(model, read, how)
     if chooses_pools:
         planned = with_least_pools(planned)
-        read = replace(read, pools=INDICES if planned.model is model else WINDOWS)
+        read = replace(read, pools=pools_of(planned.model))
     plan_end = time.perf_counter()
     graph = None
     if target is not None:

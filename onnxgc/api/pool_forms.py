@@ -7,11 +7,17 @@ from dataclasses import replace
 from onnxgc.api.planned_step import PlannedStep, trace_problem
 from onnxgc.api.step_planning import traced_step_with_plan
 from onnxgc.errors import PlanError
-from onnxgc.gradients.pooling import by_windows
+from onnxgc.gradients.pooling import BY_WINDOWS, by_windows
+from onnxgc.model.core.ir import TrainableModel
 from onnxgc.planning.plan import CheckpointPlan, Objective, Status
 
 INDICES, WINDOWS = "indices", "windows"
 _NOTE = "MaxPool's gradients compare windows in place of storing indices, which needs less memory"
+
+
+def pools_of(model: TrainableModel) -> str:
+    """The form of a model's MaxPool gradients, as the option that reads it."""
+    return WINDOWS if any(node.rule == BY_WINDOWS for node in model.nodes) else INDICES
 
 
 def with_least_pools(planned: PlannedStep) -> PlannedStep:
