@@ -193,6 +193,7 @@ def test_distances_are_relative_to_the_exact_gradient() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_command_writes_a_record(tmp_path: Path) -> None:
     arguments = ["gradients", "--only", "unet", "--no-verify", "--threads", "2", "--record", str(tmp_path)]
     assert benchmark.main(arguments) == 0

@@ -200,12 +200,12 @@ class Interrupting:
 
 @pytest.mark.parametrize("request_options", [{"budget": "30%"}, {"budget": "min"}, {"budget": "28%", "pareto": True}])
 def test_an_interruption_returns_the_best_plan_found(request_options: dict[str, Any]) -> None:
-    """The search ends at once; without the interruption it would take minutes."""
+    """The search ends at once."""
     press = Interrupting("% extra time")
-    report = planned(**request_options, step_limit=None, time_limit=600.0, progress=press).report
+    report = planned(**request_options, step_limit=None, time_limit=20.0, progress=press).report
     assert press.pressed == 1
     assert any("interrupted" in note for note in report["notes"])
-    assert report["seconds"]["total"] < 60
+    assert report["seconds"]["total"] < 20
     assert report["planned"]["simulated_peak_bytes"] < report["regular"]["simulated_peak_bytes"]
     if report["budget"]["bytes"] is not None:
         assert report["planned"]["simulated_peak_bytes"] <= report["budget"]["bytes"]

@@ -59,6 +59,7 @@ def test_other_rules_have_one_form(entry: Case) -> None:
     assert _backward(entry, "cuda") == _backward(entry, "cpu")
 
 
+@pytest.mark.slow
 def test_every_rule_has_a_case_with_finite_differences() -> None:
     rules = set(RULES) - set(BEYOND_THE_EVALUATOR)
     for entry in sorted(filter(has_differences, CASES), key=lambda entry: entry.opset != 18):

@@ -115,6 +115,7 @@ def test_weights_under_lightning_are_equal(tmp_path: Path) -> None:
     assert all(map(torch.equal, state(plain), state(planned)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_weights_under_the_trainer_of_transformers_are_equal(tmp_path: Path) -> None:
     plain = language_model()
@@ -286,6 +287,7 @@ def test_scaled_and_accumulated_gradients_are_equal(plain_and_planned: tuple[nn.
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_the_blocks_run_in_order(tmp_path: Path) -> None:
     copy_models(tmp_path, are_short=True)
     text = "\n".join(text for language, text in code_blocks(ROOT / "docs" / "pytorch.md") if language == "python")

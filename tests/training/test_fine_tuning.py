@@ -54,7 +54,9 @@ class Attentive(nn.Module):
         return self.head(self.layers(self.patches(image[:, 0]) + self.places).mean(1))
 
 
-@pytest.mark.parametrize("network, optimizer", [(Residual, SGD(momentum=0.9)), (Attentive, AdamW())])
+@pytest.mark.parametrize(
+    "network, optimizer", [(Residual, SGD(momentum=0.9)), pytest.param(Attentive, AdamW(), marks=pytest.mark.slow)]
+)
 def test_trained_weights_equal_the_modules(network: Any, optimizer: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = network()

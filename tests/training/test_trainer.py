@@ -84,8 +84,10 @@ def test_an_incomplete_update_is_weighted_by_samples() -> None:
 
 SCRIPT = """
 import sys
+from onnxgc.api import step_planning
 from tests.training.networks import digits, digits_network
 from onnxgc.training import Trainer
+step_planning.DEFAULT_SECONDS = 0.5
 trainer = Trainer(digits_network(), learning_rate=3e-3, batch=64, threads=1, check=False, seed=5)
 path = sys.argv[1]
 def tell(event):
