@@ -73,7 +73,7 @@ def least_peak_of_cuts(problem: CheckpointProblem) -> int:
 
 
 def test_cuts_have_the_least_simulated_peak_of_their_family() -> None:
-    for problem in instances(71, 300, 7):
+    for problem in instances(71, 120, 7):
         joint = problem.joint()
         best = min(joint.profile(plan).peak_bytes for plan in family(problem))
         assert least_peak_of_cuts(problem) == best
@@ -123,12 +123,12 @@ def test_peak_is_never_above_the_papers_plan() -> None:
 
 
 def test_a_unit_chain_is_released_as_backward_passes() -> None:
-    """The sum of checkpoints and heaviest segment is 62; with releases during backward the peak is 44."""
-    problem = chain([0, *[1] * 1000, 0])
+    """The sum of checkpoints and heaviest segment is 31; with releases during backward the peak is 21."""
+    problem = chain([0, *[1] * 250, 0])
     solution = PEAK.solve(problem)
-    assert solution.objective_bytes == 44
+    assert solution.objective_bytes == 21
     kept = [problem.graph.topological_index(vertex) for vertex in solution.plan.checkpoints]
-    assert all(number + b - a - 1 <= 44 for number, (a, b) in enumerate(pairwise(kept)))
+    assert all(number + b - a - 1 <= 21 for number, (a, b) in enumerate(pairwise(kept)))
 
 
 def test_wide_cuts_are_kept_where_they_pay() -> None:

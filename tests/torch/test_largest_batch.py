@@ -16,7 +16,7 @@ from onnxgc.errors import BudgetError, BudgetFormError  # noqa: E402
 from onnxgc.torch import checkpoint, largest_batch, plan_search, plans_of  # noqa: E402
 
 QUICK: dict[str, Any] = {"device": "a100", "time_limit": None, "step_limit": 2}
-WIDTH, LAYERS = 32, 6
+WIDTH, LAYERS = 32, 4
 
 
 def module() -> nn.Module:
@@ -28,7 +28,7 @@ def make_inputs(batch: int) -> Tensor:
     return torch.linspace(-1, 1, batch * WIDTH).reshape(batch, WIDTH)
 
 
-@pytest.mark.parametrize("budget", ["70%", 200_000, "min"])
+@pytest.mark.parametrize("budget", ["70%", 150_000, "min"])
 def test_other_batches_take_the_plan_without_a_search(
     budget: str | int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -45,20 +45,20 @@ def test_other_batches_take_the_plan_without_a_search(
     assert sum("planned in" in record.message for record in caplog.records) == 2
     first, *others = plans_of(planned)
     for plan in others:
-        limit = {"70%": 0.7 * plan.regular_peak_bytes, "min": first.planned_peak_bytes}.get(str(budget), 200_000)
+        limit = {"70%": 0.7 * plan.regular_peak_bytes, "min": first.planned_peak_bytes}.get(str(budget), 150_000)
         assert plan.planned_peak_bytes <= limit
         assert plan.repeated <= first.repeated
 
 
 def test_a_larger_batch_is_searched_for() -> None:
-    planned = checkpoint(module(), make_inputs(64), budget=200_000, **QUICK)
+    planned = checkpoint(module(), make_inputs(64), budget=150_000, **QUICK)
     planned(make_inputs(300)).sum().backward()
     assert [plan.repeated > 0 for plan in plans_of(planned)] == [False, True]
-    assert plans_of(planned)[1].planned_peak_bytes <= 200_000
+    assert plans_of(planned)[1].planned_peak_bytes <= 150_000
 
 
 def test_the_largest_batch_fits_and_the_next_does_not() -> None:
-    found = largest_batch(module(), make_inputs, "1MiB", device="a100")
+    found = largest_batch(module(), make_inputs, "1MiB", device="a100", start=64)
     by_batch = {point.size: point for point in found.points}
     assert max(by_batch) == found.batch
     assert by_batch[found.batch].total_bytes <= 1 << 20
@@ -67,9 +67,10 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     (plan,) = plans_of(planned)
     parameters = sum(one.numel() * 4 for one in module().parameters())
     assert 3 * parameters + found.batch * WIDTH * 4 + plan.planned_peak_bytes <= 1 << 20
-    # Without an optimizer's states there is room for more, without extra time for less.
-    assert largest_batch(module(), make_inputs, "1MiB", device="a100", optimizer_states=0).batch > found.batch
-    plain = largest_batch(module(), make_inputs, "1MiB", device="a100", extra_time=0)
+    # Without extra time there is room for less, without an optimizer's states for more.
+    plain = largest_batch(module(), make_inputs, "1MiB", device="a100", extra_time=0, start=64)
+    stateless = largest_batch(module(), make_inputs, "1MiB", device="a100", extra_time=0, optimizer_states=0, start=64)
+    assert stateless.batch > plain.batch
     assert plain.batch < found.batch
     assert plain.points[-1].extra_time_ratio == 0
 

@@ -229,6 +229,7 @@ def test_plans_of_submodules_are_ordered_and_unique() -> None:
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_two_ranks_train_to_equal_weights() -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
