@@ -21,6 +21,7 @@ from torch._inductor.codegen import wrapper
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
+from torch.utils._pytree import tree_leaves
 
 from onnxgc.torch.joint_problem import is_tangent, rounded_size, tensors_of
 from onnxgc.torch.operator_timing import hint
@@ -72,11 +73,9 @@ class _Timeline:
         self.storages = dict(inputs)
         self._names = Counter(one for one in inputs.values() if one is not None)
         self.live = self.peak = sum(size for _, size in self._names)
-        self._workspace_of, self._workspace = workspace, 0
+        self._workspace = workspace
 
     def run(self, line: Any) -> None:
-        if not isinstance(line, wrapper.MultiOutputLine):
-            self._workspace = 0
         if isinstance(line, wrapper.AllocateLine):
             self._name(line.node.get_name(), _new_storage(line.node))
         elif isinstance(line, wrapper.ReuseLine | wrapper.ReinterpretLine):
@@ -86,24 +85,25 @@ class _Timeline:
         elif isinstance(line, wrapper.FreeLine | wrapper.FreeIfNotReusedLine):
             if not getattr(line, "is_reused", False):
                 self._free(line.node.get_name())
-        elif isinstance(line, wrapper.MultiOutputLine):
-            self._name(line.result_name, _new_storage(V.graph.get_buffer(line.result_name)))
         elif isinstance(line, wrapper.ExternKernelAllocLine | wrapper.ExternKernelOutLine):
             self._call(line.node)
 
     def _call(self, node: Any) -> None:
-        origin = node.origin_node or next(iter(node.origins), None)
-        self._workspace = 0 if origin is None else self._workspace_of(origin)
-        self.peak = max(self.peak, self.live + self._workspace)
+        # A call of several outputs allocates them all; the lines that follow only name them.
+        entries = [one for one in tree_leaves(getattr(node, "outputs", ())) if isinstance(one, ir.Buffer)]
         is_one = not isinstance(node.layout, ir.MultiOutputLayout | ir.NoneLayout | ir.NonOwningLayout)
         if is_one and not isinstance(node, ir.ExternKernelOut):
-            self._name(node.get_name(), _new_storage(node))
+            entries = [node]
+        for one in entries:
+            self._name(one.get_name(), _new_storage(one))
+        origin = node.origin_node or next(iter(node.origins), None)
+        self.peak = max(self.peak, self.live + (0 if origin is None else self._workspace(origin)))
 
     def _name(self, name: str, storage: _Storage | None) -> None:
         self.storages[name] = storage
         if storage is not None:
             self.live += 0 if self._names[storage] else storage[1]
-            self.peak = max(self.peak, self.live + self._workspace)
+            self.peak = max(self.peak, self.live)
             self._names[storage] += 1
 
     def _free(self, name: str) -> None:
