@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,15 @@ from torch._functorch import partitioners
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import CompileContext
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 
 from onnxgc import __version__
 from onnxgc.budget.search import SearchOptions
 from onnxgc.errors import BudgetError, PlanError
 from onnxgc.planning.memory_budget import Budget, parse_budget
 from onnxgc.planning.order_choice import Order
+from onnxgc.torch.compiled_peak import PassMemory, compiled_memory
+from onnxgc.torch.compiled_plan import CompiledPlanner
 from onnxgc.torch.fused_kernels import FusedCosts, inlined_nodes
 from onnxgc.torch.joint_problem import EstimatedCosts, JointStep, joint_step
 from onnxgc.torch.operator_timing import MeasuredCosts
@@ -54,7 +58,8 @@ class Partitioner(CustomPartitionerFn):
     ) -> None:
         self._budget = parse_budget(budget)
         self._options = SearchOptions(Order.named("fixed"), time_limit, None, seed)
-        self._costs = MeasuredCosts() if device is None else EstimatedCosts(find_device(device))
+        self._measured = MeasuredCosts()
+        self._costs = self._measured if device is None else EstimatedCosts(find_device(device))
         self._identity = ("onnxgc", __version__, str(budget), time_limit, device, seed)
         self._plans: dict[Any, TorchPlan] = {}
         self._latest: dict[Any, TorchPlan] = {}
@@ -84,13 +89,26 @@ class Partitioner(CustomPartitionerFn):
         inlined = inlined_nodes(gm.graph) if is_compiled else frozenset()
         costs = FusedCosts(self._costs) if is_compiled else self._costs
         step = joint_step(gm.graph, results, costs, inlined.__contains__)
-        sequence = self._plan(step)
-        return split_joint(gm, step, sequence, results, kwargs.get("static_lifetime_input_indices") or [])
+        joint, static = gm.graph, kwargs.get("static_lifetime_input_indices") or []
+
+        def split(sequence: Sequence[int]) -> tuple[fx.GraphModule, fx.GraphModule]:
+            gm.graph = joint
+            return split_joint(gm, step, sequence, results, static)
+
+        def memory(sequence: Sequence[int]) -> PassMemory:
+            return compiled_memory(*split(sequence), results, self._workspace)
+
+        return split(self._plan(step, CompiledPlanner(step, self._options, memory) if is_compiled else None))
 
     def uuid(self) -> Any:
         return (*self._identity, get_hash_for_files(_SOURCES))
 
-    def _plan(self, step: JointStep) -> tuple[int, ...]:
+    def _workspace(self, node: fx.Node) -> int:
+        is_known = isinstance(node.target, OpOverload) and node.target.namespace == "aten"
+        return self._measured(node).workspace_bytes if is_known else 0
+
+    def _plan(self, step: JointStep, compiled: CompiledPlanner | None) -> tuple[int, ...]:
+        started = time.perf_counter()
         compile_id = CompileContext.current_compile_id()
         frame = getattr(compile_id, "frame_id", None)
         held = sum(plan.saved_bytes for other, plan in self._latest.items() if other != frame)
@@ -107,15 +125,27 @@ class Partitioner(CustomPartitionerFn):
                 budgets.insert(0, Budget(size_bytes=max(left // 2, 1)))
         for budget in budgets:
             try:
-                sequence, bound = BudgetPlanner(budget, self._options)(step, 0)
+                sequence, plan = self._planned(step, compiled, budget)
                 break
             except BudgetError:
                 if budget is budgets[-1]:
                     raise
-        plan = plan_summary(step, sequence, bound)
         self._plans[compile_id or len(self._plans)] = self._latest[frame] = plan
-        logger.info("compiled graph %s: %s", compile_id, plan)
+        logger.info("compiled graph %s: planned in %.1f s: %s", compile_id, time.perf_counter() - started, plan)
         return sequence
+
+    def _planned(
+        self, step: JointStep, compiled: CompiledPlanner | None, budget: Budget
+    ) -> tuple[tuple[int, ...], TorchPlan]:
+        if compiled is None:
+            sequence, bound = BudgetPlanner(budget, self._options)(step, 0)
+            return sequence, plan_summary(step, sequence, bound)
+        found = compiled.plan(budget)
+        plan = plan_summary(step, found.sequence, found.lower_bound)
+        regular, memory = found.regular, found.memory
+        return found.sequence, replace(
+            plan, regular_peak_bytes=regular.peak, planned_peak_bytes=memory.peak, saved_bytes=memory.saved
+        )
 
 
 def _reason_to_leave(graph: fx.Graph) -> str | None:

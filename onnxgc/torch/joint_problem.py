@@ -199,7 +199,7 @@ class _Builder:
             if address not in self._storages_at and address not in self._inputs:
                 self._storages_at[address] = (len(self._sizes),)
                 created.append(len(self._sizes))
-                self._sizes.append(_rounded(value))
+                self._sizes.append(rounded_size(hint(value.untyped_storage().nbytes()), value.device))
                 self._dtypes.append(value.dtype)
         return tuple(created)
 
@@ -281,9 +281,9 @@ def _address(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 
-def _rounded(value: torch.Tensor) -> int:
-    size = hint(value.untyped_storage().nbytes())
-    return -(-size // _CUDA_ROUNDING) * _CUDA_ROUNDING if value.device.type == "cuda" else size
+def rounded_size(size: int, device: torch.device) -> int:
+    """Bytes that PyTorch's allocator takes for a size in bytes."""
+    return -(-size // _CUDA_ROUNDING) * _CUDA_ROUNDING if device.type == "cuda" else size
 
 
 def _work(node: fx.Node) -> Work:

@@ -1,0 +1,159 @@
+"""The memory of compiled passes, by the allocations and frees in the code that Inductor generates for them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.graph_compile import collect_fw_donated_buffer_idxs
+from torch._guards import TracingContext
+from torch._inductor import config, ir
+from torch._inductor.codegen import wrapper
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch.utils._pytree import tree_leaves
+
+from onnxgc.torch.joint_problem import is_tangent, rounded_size, tensors_of
+from onnxgc.torch.operator_timing import hint
+
+_Storage = tuple[object, int]
+"""An identity, and bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassMemory:
+    """Bytes of both passes: the peak, and what is live between them."""
+
+    peak: int
+    saved: int
+
+
+def compiled_memory(
+    forward: fx.GraphModule, backward: fx.GraphModule, results: int, workspace: Callable[[fx.Node], int]
+) -> PassMemory:
+    """The memory of two passes as Inductor will run them; it generates their code, and compiles none of it.
+
+    `results` is the number of forward's outputs before the values that it saves. `workspace` is the bytes that a
+    node's operator takes beyond its inputs and outputs.
+    """
+    inputs, entering = (gm.graph.find_nodes(op="placeholder") for gm in (forward, backward))
+    outputs, gradients = (gm.graph.output_node().args[0] for gm in (forward, backward))
+    before = _Timeline(dict.fromkeys(map(str, inputs)), workspace)
+    storages = _generate(forward, before, range(results), ())
+    kept = dict(zip(map(str, outputs), storages, strict=False))
+    kept.update((node.name, (object(), _size(node))) for node in entering if is_tangent(node))
+    after = _Timeline({node.name: kept.get(node.name) for node in entering}, workspace)
+    saved = after.live
+    given = [[_fake(one) for one in nodes] for nodes in (inputs, outputs[:results], gradients, outputs[results:])]
+    donated = collect_fw_donated_buffer_idxs(*given) if functorch_config.donated_buffer else []
+    names = {str(outputs[results + index]) for index in donated}
+    _generate(backward, after, (), [index for index, node in enumerate(entering) if node.name in names])
+    return PassMemory(max(before.peak, after.peak), saved)
+
+
+class _Done(BaseException):
+    """Ends the compilation of a graph whose code is generated."""
+
+
+class _Timeline:
+    """Live bytes along the generated code of a pass, and their peak."""
+
+    def __init__(self, inputs: Mapping[str, _Storage | None], workspace: Callable[[fx.Node], int]) -> None:
+        """Inputs that the caller holds anyway have no storage."""
+        self.storages = dict(inputs)
+        self._names = Counter(one for one in inputs.values() if one is not None)
+        self.live = self.peak = sum(size for _, size in self._names)
+        self._workspace = workspace
+
+    def run(self, line: Any) -> None:
+        if isinstance(line, wrapper.AllocateLine):
+            self._name(line.node.get_name(), _new_storage(line.node))
+        elif isinstance(line, wrapper.ReuseLine | wrapper.ReinterpretLine):
+            self._name(line.reused_as.get_name(), self.storages.get(line.node.get_name()))
+            if isinstance(line, wrapper.ReuseLine) and line.delete_old:
+                self._free(line.node.get_name())
+        elif isinstance(line, wrapper.FreeLine | wrapper.FreeIfNotReusedLine):
+            if not getattr(line, "is_reused", False):
+                self._free(line.node.get_name())
+        elif isinstance(line, wrapper.ExternKernelAllocLine | wrapper.ExternKernelOutLine):
+            self._call(line.node)
+
+    def _call(self, node: Any) -> None:
+        # A call of several outputs allocates them all; the lines that follow only name them.
+        entries = [one for one in tree_leaves(getattr(node, "outputs", ())) if isinstance(one, ir.Buffer)]
+        is_one = not isinstance(node.layout, ir.MultiOutputLayout | ir.NoneLayout | ir.NonOwningLayout)
+        if is_one and not isinstance(node, ir.ExternKernelOut):
+            entries = [node]
+        for one in entries:
+            self._name(one.get_name(), _new_storage(one))
+        origin = node.origin_node or next(iter(node.origins), None)
+        self.peak = max(self.peak, self.live + (0 if origin is None else self._workspace(origin)))
+
+    def _name(self, name: str, storage: _Storage | None) -> None:
+        self.storages[name] = storage
+        if storage is not None:
+            self.live += 0 if self._names[storage] else storage[1]
+            self.peak = max(self.peak, self.live)
+            self._names[storage] += 1
+
+    def _free(self, name: str) -> None:
+        storage = self.storages.pop(name, None)
+        if storage is not None:
+            self._names[storage] -= 1
+            self.live -= 0 if self._names[storage] else storage[1]
+
+
+def _generate(
+    gm: fx.GraphModule, timeline: _Timeline, visible: range | tuple[()], donated: list[int] | tuple[()]
+) -> list[_Storage | None]:
+    """Runs a pass's generated code on a timeline; the storages of the pass's outputs."""
+    found: list[_Storage | None] = []
+    graph = copy.deepcopy(gm.graph)
+    inputs, output = graph.find_nodes(op="placeholder"), graph.output_node()
+    entries: Any = output.args[0]
+    output.meta["user_visible_output_idxs"] = [one for one in visible if isinstance(entries[one], fx.Node)]
+
+    def read(_: str) -> None:
+        lowered: Any = V.graph
+        for name, node in zip(lowered.graph_input_names, inputs, strict=True):
+            timeline.storages[name] = timeline.storages[node.name]
+        for line in lowered.wrapper_code.lines:
+            timeline.run(line)
+        for one in lowered.graph_outputs:
+            has_name = not isinstance(one, ir.NoneAsConstantBuffer | ir.ShapeAsConstantBuffer)
+            found.append(timeline.storages.get(one.get_name()) if has_name else None)
+        raise _Done
+
+    context: Any = TracingContext.try_get() or SimpleNamespace(fw_metadata=None)
+    with (
+        mock.patch.object(GraphLowering, "save_output_code", read),
+        mock.patch.object(context, "fw_metadata", SimpleNamespace(bw_donated_idxs=list(donated))),
+        config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+        contextlib.suppress(_Done),
+    ):
+        compile_fx_inner(fx.GraphModule(gm, graph), [node.meta["val"] for node in inputs], is_backward=not visible)
+    return found
+
+
+def _new_storage(buffer: Any) -> _Storage:
+    length = V.graph.sizevars.optimization_hint(V.graph.get_allocation_storage_size(buffer), fallback=0)
+    return object(), rounded_size(int(length) * buffer.get_dtype().itemsize, buffer.get_device())
+
+
+def _size(node: fx.Node) -> int:
+    return sum(hint(value.numel()) * value.element_size() for value in tensors_of(node))
+
+
+def _fake(node: Any) -> torch.Tensor | None:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
