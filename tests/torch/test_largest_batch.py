@@ -37,7 +37,7 @@ def test_other_batches_take_the_plan_without_a_search(
     for search in ("within_budget", "least_peak"):
         monkeypatch.setattr(plan_search, search, None)
     with caplog.at_level(logging.INFO, "onnxgc.torch.planned_forward"):
-        for batch in (250, 128):
+        for batch in (250, 192):
             for one in (plain, planned):
                 one(make_inputs(batch)).square().sum().backward()
             gradients = [[parameter.grad for parameter in one.parameters()] for one in (plain, planned)]
