@@ -11,6 +11,8 @@ from scripts.benchmarking import (
     budgets,
     card,
     chain_picture,
+    compiled,
+    compiled_picture,
     cuda_results,
     default_plans,
     exactness,
@@ -57,6 +59,7 @@ KINDS: Mapping[str, Benchmark] = {
     "gradients_of_files": file_gradients,
     "step": step,
     "torch": torch_plans,
+    "compile": compiled,
     "training": training,
     "bindings": bindings,
     "twins": twins,
@@ -91,6 +94,8 @@ def render_pictures(folder: Path = BENCHMARKS) -> dict[Path, str]:
         drawn[memory_picture.PICTURE] = memory_picture.draw(record["figures"])
     for record in read_records("growth", folder):
         drawn[growth_picture.PICTURE] = growth_picture.draw(record["figures"]["graphs"])
+    for record in read_records("compile", folder):
+        drawn[compiled_picture.PICTURE] = compiled_picture.draw(record["figures"]["rows"], compiled.SHARES)
     return drawn
 
 
