@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -66,6 +67,12 @@ def checkpoint(
         planner = StoredPlanner(search, Path(plans))
     costs = MeasuredCosts() if device is None else EstimatedCosts(find_device(device))
     arguments = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
+    if any(getattr(part, "gradient_checkpointing", False) for part in module.modules()):
+        warnings.warn(
+            "the module checkpoints its layers already, which the plan takes as given; it is free to choose after "
+            "module.gradient_checkpointing_disable()",
+            stacklevel=2,
+        )
     return planned_module(module, planner, costs, arguments, example_kwargs)
 
 

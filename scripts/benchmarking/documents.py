@@ -12,7 +12,6 @@ from scripts.benchmarking import (
     card,
     chain_picture,
     compiled,
-    compiled_picture,
     cuda_results,
     default_plans,
     exactness,
@@ -94,8 +93,6 @@ def render_pictures(folder: Path = BENCHMARKS) -> dict[Path, str]:
         drawn[memory_picture.PICTURE] = memory_picture.draw(record["figures"])
     for record in read_records("growth", folder):
         drawn[growth_picture.PICTURE] = growth_picture.draw(record["figures"]["graphs"])
-    for record in read_records("compile", folder):
-        drawn[compiled_picture.PICTURE] = compiled_picture.draw(record["figures"]["rows"], compiled.SHARES)
     return drawn
 
 
