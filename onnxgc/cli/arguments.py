@@ -218,7 +218,7 @@ def globs_in(texts: Sequence[str] | None) -> tuple[str, ...]:
     """The globs of an option; `@names.txt` stands for the lines of that file, except empty ones and comments (#).
 
     Raises:
-        NoParametersError: the file cannot be read.
+        NoParametersError: the file cannot be read or has no names.
     """
     globs: list[str] = []
     for text in texts or ():
@@ -230,7 +230,10 @@ def globs_in(texts: Sequence[str] | None) -> tuple[str, ...]:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise NoParametersError(f"the list of weights '{text[1:]}' cannot be read: {reason}") from error
-        globs += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        names = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        if not names:
+            raise NoParametersError(f"the list of weights '{text[1:]}' has no names; write one a line")
+        globs += names
     return tuple(globs)
 
 
