@@ -24,7 +24,7 @@ SIZES = {"resnet18": (4, 3, 32, 32), "alexnet": (8, 3, 224, 224)}
 def found(model: str, **how: Any) -> OptimizeResult:
     source: str | Path | onnx.ModelProto = chain(12) if model == "chain" else MODELS / f"{model}.onnx"
     shapes = None if model == "chain" else {"x": SIZES[model]}
-    return optimize(source, input_shapes=shapes, provider="cpu", check=False, dry_run=True, **how)
+    return optimize(source, input_shapes=shapes, provider="cpu", pools="indices", check=False, dry_run=True, **how)
 
 
 def place(result: OptimizeResult) -> tuple[int, float]:

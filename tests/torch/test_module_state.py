@@ -20,7 +20,7 @@ from tests.torch import random_modules, stateful_parts
 from tests.torch.stateful_parts import STATEFUL, WIDTH, Stateless
 
 QUICK: dict[str, Any] = {"budget": 1.0, "device": "a100", "time_limit": None, "step_limit": 2}
-STEPS = 5
+STEPS = 4
 
 
 def described(value: Any) -> Any:
