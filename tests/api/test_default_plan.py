@@ -36,10 +36,10 @@ def place(result: OptimizeResult) -> tuple[int, float]:
     "model, optimizer",
     [
         ("chain", None),
-        ("resnet18", "adamw"),
+        ("chain", "adamw"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("chain", "adamw"), ("resnet18", None), ("alexnet", None))
+            for case in (("resnet18", "adamw"), ("resnet18", None), ("alexnet", None))
         ),
     ],
 )
@@ -65,7 +65,7 @@ def test_the_extra_time_is_that_of_recomputing_once_if_it_is_more() -> None:
     assert allowed == pytest.approx(max(float(DEFAULT_EXTRA_TIME), place(found("chain", solver="peak"))[1]), abs=1e-6)
 
 
-_OPTIONS = SolverOptions(time_limit_seconds=2.0)
+_OPTIONS = SolverOptions(time_limit_seconds=0.5)
 
 
 def test_a_plan_whose_updates_wait_is_replaced_by_a_better_one() -> None:
