@@ -114,6 +114,10 @@ class OptimizerName(StrEnum):
     NONE = "none"
     SGD = "sgd"
     ADAMW = "adamw"
+    ADAM = "adam"
+    RMSPROP = "rmsprop"
+    ADAGRAD = "adagrad"
+    LION = "lion"
 
 
 BUDGET_HELP = (

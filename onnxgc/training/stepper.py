@@ -11,7 +11,7 @@ import numpy as np
 from onnxgc.errors import TrainingError
 from onnxgc.model.core.ir import Array
 from onnxgc.model.files.load import source_of
-from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, SGD, STEP, AdamW
+from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, STEP, UpdateRule
 from onnxgc.training.data import Batch, Data, batch_by_input, data_of, fitting_batch, samples_of
 from onnxgc.training.evaluation import evaluate
 from onnxgc.training.learning_rates import Schedule, checked_rate, schedule_of
@@ -30,7 +30,7 @@ class Stepper:
         source: Any,
         *,
         model: Any = None,
-        optimizer: SGD | AdamW | str | None = None,
+        optimizer: UpdateRule | str | None = None,
         learning_rate: float | Schedule = 1e-3,
         batch: int | None = None,
         accumulate: int = 1,

@@ -66,7 +66,7 @@ class Trainer(Stepper):
     Args:
         source: a forward model in any form that `optimize` accepts, or a training file with an optimizer.
         model: for a training file, the forward model, which evaluation and export need.
-        optimizer: sgd, adamw (the default), or either with settings.
+        optimizer: adamw (the default), sgd, adam, rmsprop, adagrad, lion, or one with settings.
         learning_rate: a number or a function of the number of previous updates; may be assigned later.
         batch: samples of a step, for a forward model.
         accumulate: steps whose mean gradient makes one update.
