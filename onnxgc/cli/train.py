@@ -52,7 +52,7 @@ from onnxgc.report.terminal.command_tables import epochs_table, run_line
 from onnxgc.report.terminal.safe_console import SafeConsole
 from onnxgc.report.text.units import megabytes
 from onnxgc.tracing.optimizers import UPDATE_RULES, UpdateRule
-from onnxgc.training import Event, Trainer, constant, cosine, step, with_warm_up
+from onnxgc.training import Event, Trainer, constant, cosine, linear, one_cycle, step, with_warm_up
 from onnxgc.training.data import read_arrays, split_arrays
 from onnxgc.training.learning_rates import Schedule
 from onnxgc.training.run_source import batch_of
@@ -85,6 +85,8 @@ class ScheduleName(StrEnum):
     CONSTANT = "constant"
     STEP = "step"
     COSINE = "cosine"
+    LINEAR = "linear"
+    ONE_CYCLE = "one-cycle"
 
 
 class _Data(Options, panel="Data and state"):
@@ -175,6 +177,8 @@ class _Updates(Options, panel="Optimizer"):
             ScheduleName.CONSTANT: lambda: constant(self.lr),
             ScheduleName.STEP: lambda: step(self.lr, max(1, -(-total // 3))),
             ScheduleName.COSINE: lambda: cosine(self.lr, total),
+            ScheduleName.LINEAR: lambda: linear(self.lr, total),
+            ScheduleName.ONE_CYCLE: lambda: one_cycle(self.lr, total),
         }[self.schedule]()
         return with_warm_up(chosen, self.warm_up)
 

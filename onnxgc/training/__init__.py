@@ -2,7 +2,7 @@
 
 from onnxgc.tracing.optimizers import SGD, Adagrad, Adam, AdamW, Lion, ParameterGroup, RMSprop
 from onnxgc.training.deployment import export_state
-from onnxgc.training.learning_rates import constant, cosine, step, with_warm_up
+from onnxgc.training.learning_rates import constant, cosine, linear, one_cycle, step, with_warm_up
 from onnxgc.training.trainer import Event, StopTraining, Trainer
 
 __all__ = [
@@ -19,6 +19,8 @@ __all__ = [
     "constant",
     "cosine",
     "export_state",
+    "linear",
+    "one_cycle",
     "step",
     "with_warm_up",
 ]
