@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,13 +46,9 @@ class Classifier(nn.Module):
         return cross_entropy(self.head(mean), torch.arange(len(x)) % _CLASSES)
 
 
-class Segmenter(nn.Module):
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
+class Segmenter(UNet):
     def forward(self, x: Tensor) -> Tensor:
-        return cross_entropy(self.body(x), (x[:, 0] > 0).long())
+        return cross_entropy(super().forward(x), (x[:, 0] > 0).long())
 
 
 class Patches(nn.Module):
@@ -73,8 +68,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, *, causal: bool = True, gated: bool = False) -> None:
         super().__init__()
-        norm: Any = nn.RMSNorm if gated else nn.LayerNorm
-        self.norms = nn.ModuleList([norm(width), norm(width)])
+        self.norms = nn.ModuleList(nn.RMSNorm(width) if gated else nn.LayerNorm(width) for _ in range(2))
         self.project, self.out = nn.Linear(width, 3 * width, not gated), nn.Linear(width, width, not gated)
         hidden = 8 * width // 3 if gated else 4 * width
         self.up, self.down = nn.Linear(width, (1 + gated) * hidden, not gated), nn.Linear(hidden, width, not gated)
@@ -154,7 +148,7 @@ MODELS: Mapping[str, Model] = {
     "vit_b_16": Model(lambda small: vit(3 if small else 12), images(4, 224)),
     "gpt2": Model(lambda small: Language(3 if small else 12, 192, 12, 2000, False, 256), tokens(4, 256, 2000)),
     "llama": Model(lambda small: Language(2 if small else 8, 256, 8, 2000, True, 256), tokens(4, 256, 2000)),
-    "unet": Model(lambda small: Segmenter(UNet(16, 2 if small else 4, _CLASSES)), images(2, 128), "Sequential"),
+    "unet": Model(lambda small: Segmenter(16, 2 if small else 4, _CLASSES), images(2, 128), "Sequential"),
     "llama_deep": Model(lambda small: Language(5 if small else 16, 128, 4, 500, True, 256), tokens(8, 256, 500)),
 }
 """The last is the kind of network for which pytorch #197838 reports that less budget took more memory."""
