@@ -48,7 +48,8 @@ def compiled_memory(
     node's operator takes beyond its inputs and outputs.
     """
     inputs, entering = (gm.graph.find_nodes(op="placeholder") for gm in (forward, backward))
-    outputs, gradients = (gm.graph.output_node().args[0] for gm in (forward, backward))
+    outputs: Any = forward.graph.output_node().args[0]
+    gradients: Any = backward.graph.output_node().args[0]
     before = _Timeline(dict.fromkeys(map(str, inputs)), workspace)
     produced = _generate(forward, before, range(results), ())
     kept = {str(node): storage for node, (storage, _) in zip(outputs, produced, strict=True)}
@@ -56,7 +57,7 @@ def compiled_memory(
     kept.update((node.name, (object(), _size(node))) for node in entering if is_tangent(node))
     after = _Timeline({node.name: kept.get(node.name) for node in entering}, workspace)
     saved = after.live
-    given = [[_fake(one) for one in nodes] for nodes in (inputs, outputs[:results], gradients, outputs[results:])]
+    given: Any = [[_fake(one) for one in nodes] for nodes in (inputs, outputs[:results], gradients, outputs[results:])]
     donated = collect_fw_donated_buffer_idxs(*given) if functorch_config.donated_buffer else []
     names = {str(outputs[results + index]) for index in donated}
     donated = [index for index, node in enumerate(entering) if node.name in names]
@@ -176,7 +177,8 @@ def _as_called(origin: fx.Node, call: Any) -> fx.Node:
     layouts = [(_hints(one.get_size()), _hints(one.get_stride())) for one in inputs]
 
     def given(source: fx.Node) -> fx.Node:
-        node, value = graph.placeholder(source.name), source.meta.get("val")
+        value: Any = source.meta.get("val")
+        node = graph.placeholder(source.name)
         is_tensor = isinstance(value, torch.Tensor)
         found = next((one for one in layouts if is_tensor and one[0] == list(map(hint, value.shape))), None)
         if found is not None:

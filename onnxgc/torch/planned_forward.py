@@ -293,8 +293,8 @@ class PlannedForward:
             trace.is_split = True
             return split(joint, step, sequence)
 
-        def forward(graph: fx.GraphModule, inputs: Any) -> Any:
-            run = boxed_function(graph, inputs)
+        def forward(gm: fx.GraphModule, example_inputs: Any) -> Any:
+            run = boxed_function(gm, example_inputs)
 
             def started(given: list[Any]) -> Any:
                 if trace.is_ahead:

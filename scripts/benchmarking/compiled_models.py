@@ -60,7 +60,8 @@ class Patches(nn.Module):
         self.positions = nn.Parameter(0.02 * torch.randn(tokens, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.project(x).flatten(2).transpose(1, 2) + self.positions
+        found: Tensor = self.project(x).flatten(2).transpose(1, 2) + self.positions
+        return found
 
 
 class Block(nn.Module):
@@ -80,10 +81,13 @@ class Block(nn.Module):
         found = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.out(found.transpose(1, 2).flatten(2))
         up = self.up(self.norms[1](x))
-        if not self.gated:
-            return x + self.down(gelu(up))
-        a, b = up.chunk(2, -1)
-        return x + self.down(silu(a) * b)
+        if self.gated:
+            a, b = up.chunk(2, -1)
+            hidden = silu(a) * b
+        else:
+            hidden = gelu(up)
+        result: Tensor = x + self.down(hidden)
+        return result
 
 
 def rotated(x: Tensor) -> Tensor:
@@ -104,7 +108,7 @@ class Language(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.words(ids)
+        x: Tensor = self.words(ids)
         if self.places is not None:
             x = x + self.places.weight
         logits = self.head(self.norm(self.blocks(x)))
