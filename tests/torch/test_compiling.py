@@ -55,7 +55,7 @@ def tokens(batch: int = 8) -> torch.Tensor:
 
 def convolutional() -> nn.Module:
     torch.manual_seed(0)
-    layers = (layer for _ in range(2) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU()))
+    layers = (layer for _ in range(3) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU()))
     return nn.Sequential(*layers)
 
 
