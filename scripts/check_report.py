@@ -8,8 +8,6 @@ sufficient contrast in light and dark mode, and is complete without JavaScript. 
 (`compare --each`) only tables are checked. Without Chromium the script checks nothing and prints a message.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import json

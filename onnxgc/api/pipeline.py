@@ -1,7 +1,5 @@
 """The pipeline on one page: read, try, plan, emit, report."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A training step under a plan: its schedule and simulated memory, and the graph emitted from it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace

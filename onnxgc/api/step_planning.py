@@ -1,7 +1,5 @@
 """Plan a model by a solver, within a budget, or by a given plan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The files that `optimize` writes: the training file, its state file and its evaluation file."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Options that several commands share, their checks, and where output goes."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

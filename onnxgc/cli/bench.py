@@ -1,7 +1,5 @@
 """`onnxgc bench`: memory and time of the baseline and the planned step, measured here."""
 
-from __future__ import annotations
-
 from typer import Option
 
 from onnxgc.api.benchmarking import bench

@@ -1,7 +1,5 @@
 """`onnxgc compare`: plans for one model, two plans, or one network in files of several frameworks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

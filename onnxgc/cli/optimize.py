@@ -1,7 +1,5 @@
 """`onnxgc optimize`: from a forward model to a training file that needs less memory."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """`onnxgc solve`: checkpoints of a bare graph, or a sequence of a bare operator graph."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from typer import Argument, Option

@@ -1,7 +1,5 @@
 """`onnxgc train`: a training loop on ONNX Runtime."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping

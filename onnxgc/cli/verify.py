@@ -1,7 +1,5 @@
 """`onnxgc verify`: compares a training file with the baseline."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from rich.console import Console

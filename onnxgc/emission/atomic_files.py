@@ -1,7 +1,5 @@
 """Atomic writing of files: completely, or not at all."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

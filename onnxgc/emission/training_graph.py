@@ -1,7 +1,5 @@
 """From a schedule to one portable ONNX file that trains."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

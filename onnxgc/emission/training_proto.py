@@ -1,7 +1,5 @@
 """The ONNX model of a training file, from its nodes: inputs, outputs, types, weights and metadata."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Schedules: the exact order of operators of one training step under a plan."""
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Nodes that ONNX Runtime runs on CUDA, according to its table of kernels."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import importlib.resources

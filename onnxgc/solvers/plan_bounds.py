@@ -1,7 +1,5 @@
 """Lower bounds that hold for every plan."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnxgc.graph.computation_graph import Vertex

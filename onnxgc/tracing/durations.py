@@ -1,7 +1,5 @@
 """Durations of a training step's operators, from a device or a calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain

@@ -4,8 +4,6 @@ Formulas are those of PyTorch's optimizers of the same names.
 Source: torch/optim/sgd.py and torch/optim/adamw.py (single tensors).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

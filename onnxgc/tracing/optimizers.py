@@ -3,8 +3,6 @@
 Source: torch/optim/sgd.py and torch/optim/adamw.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias

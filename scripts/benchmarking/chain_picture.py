@@ -1,7 +1,5 @@
 """Live tensors of a small chain during a training step, baseline and planned, as a plain SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

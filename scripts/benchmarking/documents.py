@@ -1,7 +1,5 @@
 """The generated parts of README.md and docs/: from recorded figures, and from the code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Comparison of gradients with exact ones: options, distances, failures and tables, of modules and of files."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

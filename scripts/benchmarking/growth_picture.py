@@ -1,7 +1,5 @@
 """Solve times over the number of vertices, as a plain SVG with logarithmic axes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The memory of a training step over time, as a plain SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The lists of docs/reference.md: commands, solvers and operators, from the code."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import typer.main

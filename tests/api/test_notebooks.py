@@ -1,7 +1,5 @@
 """What a notebook shows of results: curves as arrays, one line, a picture or a table."""
 
-from __future__ import annotations
-
 import onnxgc
 from tests.api.chains import chain
 

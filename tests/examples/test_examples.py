@@ -1,7 +1,5 @@
 """The loops of docs/examples, all from the same pair of files: equal to NumPy's to the bit, in wasm to rounding."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import http.server

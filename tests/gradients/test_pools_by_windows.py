@@ -1,7 +1,5 @@
 """MaxPool's gradient without indices, and portable files: the same bits, less memory, nothing that others lack."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bare graphs of networkx, Checkmate and Moccasin: equal to the same graph in the project's own form."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 from pathlib import Path

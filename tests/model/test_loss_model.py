@@ -1,7 +1,5 @@
 """Losses from a second model: equal to the built-in ones, by name or by position, as a function too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What other runtimes cannot run, by the table of what was tried."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

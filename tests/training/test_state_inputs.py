@@ -1,7 +1,5 @@
 """State as inputs: the same losses to the bit, a contract that suffices, and the way back into the model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

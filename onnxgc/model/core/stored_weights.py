@@ -1,7 +1,5 @@
 """Weights of a file: initializers, Constant nodes and ConstantOfShape nodes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Follows each weight to the operators that use it, and infers its role from each use."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnxgc.model.core.draft import INITIAL_STATE, Draft, operator_name
