@@ -132,7 +132,7 @@ def test_lrn_over_an_even_number_of_channels(size: int) -> None:
     settings = {"size": size, "alpha": 0.9, "beta": 0.6, "bias": 1.5}
     attributes = ", ".join(f"{name}={value}" for name, value in settings.items())
     model = read_model(
-        case("LRN", "even size", f"y = LRN<{attributes}>(x)", x=normal(2, 5, 3, 4)).model(),
+        case("LRN", "even size", f"y = LRN<{attributes}>(x)", x=(2, 5, 3, 4)).model(),
         loss="mse",
         trainable=["x_weight"],
     )
@@ -160,5 +160,5 @@ def test_lrn_over_an_even_number_of_channels(size: int) -> None:
 
 def test_the_gradient_of_a_bias_over_many_rows_is_accurate() -> None:
     """A sequential sum over 65,536 rows has ten times the error."""
-    rows = case("Add", "many rows", "z = Add(a, b) y = Mul(z, w)", a=normal(65536, 4), b=normal(4), w=normal(4))
+    rows = case("Add", "many rows", "z = Add(a, b) y = Mul(z, w)", a=(65536, 4), b=(4,), w=(4,))
     assert errors(rows)["b"] <= 3e-7

@@ -65,8 +65,8 @@ def test_convolution(drawn: dict[str, list[int]], groups: int, inputs: int, outp
         "Conv",
         f"{inputs} to {outputs}, {drawn}",
         f"y = Conv<{attributes}>(x, w, b)",
-        x=normal(2, groups * inputs, *drawn["extent"]),
-        w=normal(groups * outputs, inputs, *drawn["kernel"]),
+        x=(2, groups * inputs, *drawn["extent"]),
+        w=(groups * outputs, inputs, *drawn["kernel"]),
         b=normal(groups * outputs),
     )
     assert _is_right(entry)
@@ -91,8 +91,8 @@ def test_transposed_convolution(
         "ConvTranspose",
         f"{inputs} to {outputs}, {drawn}",
         f"y = ConvTranspose<{attributes}>(x, w, b)",
-        x=normal(2, groups * inputs, *extent),
-        w=normal(groups * inputs, outputs, *drawn["kernel"]),
+        x=(2, groups * inputs, *extent),
+        w=(groups * inputs, outputs, *drawn["kernel"]),
         b=normal(groups * outputs),
     )
     assert _is_right(entry)
@@ -113,9 +113,7 @@ def test_pooling(drawn: dict[str, list[int]], operator: str, counts_pads: bool) 
     attributes = ", ".join(f"{name}={drawn[key]}" for name, key in names.items())
     if operator == "AveragePool":
         attributes += f", count_include_pad={int(counts_pads)}"
-    entry = case(
-        operator, f"{attributes}, {drawn}", f"y = {operator}<{attributes}>(x)", x=normal(2, 2, *drawn["extent"])
-    )
+    entry = case(operator, f"{attributes}, {drawn}", f"y = {operator}<{attributes}>(x)", x=(2, 2, *drawn["extent"]))
     assert _is_right(entry)
 
 

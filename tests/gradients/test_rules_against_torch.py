@@ -8,7 +8,7 @@ import pytest
 from onnxgc.gradients.registry import RULES, differentiate
 from onnxgc.model.read import read_model
 from tests.gradients.finite_differences import BEYOND_THE_EVALUATOR, TOLERANCE, difference_error, has_differences
-from tests.gradients.gradient_case import Case, case, errors_of, linear_case, normal, outcome, wrong
+from tests.gradients.gradient_case import Case, case, errors_of, linear_case, outcome, wrong
 from tests.gradients.gradient_cases import CASES
 
 
@@ -71,7 +71,7 @@ def test_every_rule_has_a_case_with_finite_differences() -> None:
 _MANY = np.random.default_rng(0).integers(-128, 128, (2, 8192)).tolist()
 _RACES = (
     linear_case("GatherElements", "many duplicates", "GatherElements<axis=1>(x, i)", (2, 128), i=_MANY),
-    case("MaxPool", "many windows", "y = MaxPool<kernel_shape=[5,5], pads=[2,2,2,2]>(x)", x=normal(2, 8, 40, 40)),
+    case("MaxPool", "many windows", "y = MaxPool<kernel_shape=[5,5], pads=[2,2,2,2]>(x)", x=(2, 8, 40, 40)),
 )
 
 

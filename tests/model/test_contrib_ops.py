@@ -11,7 +11,6 @@ from torch.nn import functional as F  # noqa: N812 - torch's own convention
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.read import read_model
 from tests.gradients.gradient_case import Case, Formula, case, wrong
-from tests.gradients.gradient_case import normal as draw
 from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
 
 _RUNTIME = ', "com.microsoft": 1'
@@ -20,10 +19,8 @@ _RUNTIME = ', "com.microsoft": 1'
 def _case(
     rule: str, name: str, call: str, formula: Formula, x: tuple[int, ...] = (2, 4, 6), opset: int = 14, **inputs: Any
 ) -> Case:
-    """y = call; inputs that are shapes are operands, others constants."""
-    drawn = {key: draw(*value) if isinstance(value, tuple) else value for key, value in inputs.items()}
     body = (call if " = " in call else f"y = {call}").replace("ms.", "com.microsoft.")
-    return case(rule, f"{name}, opset {opset}", body, x=draw(*x), opset=opset, formula=formula, tolerance=1e-4, **drawn)
+    return case(rule, f"{name}, opset {opset}", body, x=x, opset=opset, formula=formula, tolerance=1e-4, **inputs)
 
 
 def _layer_norm(x: Tensor, g: Tensor, b: Tensor | None = None, epsilon: float = 1e-12) -> Tensor:
@@ -364,6 +361,6 @@ def test_masks_of_contrib_operators_do_not_train() -> None:
 def test_an_addition_of_the_runtime_needs_no_import() -> None:
     body = "(float[2,4] x) => (float[N] y) { l = LayerNormalization<axis=-1>(x, s, b)  y = MatMul(l, w) }"
     model = text_model(body, opset=11)
-    model = with_weights(model, s=np.ones(4, np.float32), b=np.zeros(4, np.float32), w=normal(4, 3))
+    model = with_weights(model, s=np.ones(4, np.float32), b=np.zeros(4, np.float32), w=(4, 3))
     found = read_model(model)
     assert [node.op for node in found.nodes][:2] == ["LayerNormalization", "MatMul"]

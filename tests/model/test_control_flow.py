@@ -12,7 +12,6 @@ from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.read import explain_weights, read_model
 from onnxgc.model.static_shapes import control_flow
 from tests.gradients.gradient_case import Case, Formula, case, wrong
-from tests.gradients.gradient_case import normal as draw
 from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
 
 CONTROL_FLOW = {"If", "Loop", "Scan"}
@@ -75,7 +74,7 @@ def _scan_case(
         seen_flat = Reshape(seen, flat)  last_flat = Reshape(last, flat)
         y = Concat<axis=0>(seen_flat, last_flat)
     """
-    return case("Scan", name, body, x=draw(*shape), s=draw(3), w=draw(3), flat=[-1], opset=opset, formula=formula)
+    return case("Scan", name, body, x=shape, s=(3,), w=(3,), flat=[-1], opset=opset, formula=formula)
 
 
 _LOOP_BODY = "p = MatMul(h, w)  n = Tanh(p)  out = Mul(n, v)  after = Identity(before)"
@@ -113,10 +112,9 @@ def _grown(operands: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _flow(rule: str, name: str, body: str, *, opset: int = 18, formula: Formula, **inputs: Any) -> Case:
-    """A case on x [2, 3] if no other shape is given; inputs that are shapes are operands, others constants."""
+    """A case on x [2, 3] if no other shape is given, with a true condition `c` if it reads one."""
     given = {"x": (2, 3), **({"c": True} if re.search(r"\bc\b", body) and " c = " not in body else {}), **inputs}
-    values = {key: draw(*value) if isinstance(value, tuple) else np.asarray(value) for key, value in given.items()}
-    return case(rule, name, body, opset=opset, formula=formula, **values)
+    return case(rule, name, body, opset=opset, formula=formula, **given)
 
 
 CASES = [
