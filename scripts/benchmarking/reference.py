@@ -17,10 +17,11 @@ _EXPANDED_WHILE_READING = ("GRU", "If", "LSTM", "Loop", "RNN", "Scan")
 
 
 def commands() -> str:
-    """Every command with its arguments and options, as in `--help`."""
+    """Every command with its arguments and options, as in `--help`; equal ones are described once."""
     # `Any`: typer renames classes of click.
     group: Any = typer.main.get_command(app)
-    return "\n\n".join(_command(name, command) for name, command in group.commands.items())
+    described: dict[tuple[str, str], str] = {}
+    return "\n\n".join(_command(name, command, described) for name, command in group.commands.items())
 
 
 def solvers() -> str:
@@ -55,19 +56,27 @@ def operators() -> str:
     )
 
 
-def _command(name: str, command: Any) -> str:
+def _command(name: str, command: Any, described: dict[tuple[str, str], str]) -> str:
+    """A command; `described` has the command in which each option of those before has its description."""
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
     call = " ".join([name, *(_placeholder(argument) for argument in arguments)])
-    rows = [[f"`{parameter.name.upper()}`", parameter.help] for parameter in arguments]
+    rows = [(f"`{parameter.name.upper()}`", parameter.help) for parameter in arguments]
+    equal: dict[str, list[str]] = {}
     for option in options:
         names = ", ".join(f"`{spelling}`" for spelling in (*option.opts, *option.secondary_opts))
         default = f" [default: {getattr(option.default, 'value', option.default)}]" if _shows_default(option) else ""
-        rows.append([names, f"{option.help}{default}"])
+        row = names, f"{option.help}{default}"
+        where = described.setdefault(row, name)
+        if where == name:
+            rows.append(row)
+        else:
+            equal.setdefault(where, []).append(names)
     table = markdown_table(
         ["argument or option", "meaning"], [[first, text.replace("|", "\\|")] for first, text in rows], figures=False
     )
-    return f"### `onnxgc {call}`\n\n{command.help}\n\n{table}"
+    lines = [f"As in `{where}`: {', '.join(names)}." for where, names in equal.items()]
+    return "\n\n".join((f"### `onnxgc {call}`", command.help, table, *lines))
 
 
 def _placeholder(argument: Any) -> str:
