@@ -72,7 +72,7 @@ def distance(actual: Array, expected: Array) -> float:
 
 
 @pytest.mark.parametrize("path", NETWORKS, ids=lambda path: path.stem)
-def test_forward_of_networks_equals_onnxruntime(path: Path) -> None:
+def test_forward_of_networks_equals_onnxruntime(path: Path):
     model, image, shape = load(path)
     weights = random_weights(model)
     feeds = {image: draw(shape)}
@@ -82,7 +82,7 @@ def test_forward_of_networks_equals_onnxruntime(path: Path) -> None:
         assert distance(expected[name], actual) < 2e-5
 
 
-def test_tensors_of_a_run_are_released_without_garbage_collection() -> None:
+def test_tensors_of_a_run_are_released_without_garbage_collection():
     model, image, shape = load(OURS / "resnet18.onnx")
     gc.collect()
     gc.disable()
@@ -99,7 +99,7 @@ def count_tensors() -> int:
 
 
 @pytest.mark.parametrize("path", LITERAL_BATCH, ids=lambda path: path.stem)
-def test_literal_batches_are_replaced(path: Path) -> None:
+def test_literal_batches_are_replaced(path: Path):
     model, image, (_, *shape) = load(path)
     weights = random_weights(model)
     batch = draw((2, *shape))
@@ -148,7 +148,7 @@ CASES: list[Case] = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[3]}")
-def test_operator_equals_onnxruntime(case: Case) -> None:
+def test_operator_equals_onnxruntime(case: Case):
     operator, attributes, inputs, opset = case
     feeds: dict[str, Array] = {}
     for index, value in enumerate(inputs):
@@ -165,7 +165,7 @@ def test_operator_equals_onnxruntime(case: Case) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_every_operator_has_a_case() -> None:
+def test_every_operator_has_a_case():
     compared = {node.op_type for case in GRADIENT_CASES if case.formula is None for node in case.model().graph.node}
     assert OPERATORS.keys() <= compared | {case[0] for case in CASES}
 
@@ -223,9 +223,7 @@ SOFTMAX = [helper.make_node("Softmax", ["g"], ["y"])]
         ("bce", [], torch.nn.functional.binary_cross_entropy_with_logits),
     ],
 )
-def test_step_equals_a_torch_module(
-    loss: str, tail: list[onnx.NodeProto], torch_loss: Callable[..., torch.Tensor]
-) -> None:
+def test_step_equals_a_torch_module(loss: str, tail: list[onnx.NodeProto], torch_loss: Callable[..., torch.Tensor]):
     model = small_model(tail, "y" if tail else "g")
     weights = random_weights(model)
     x = draw((4, 3, 6, 6))
@@ -252,7 +250,7 @@ def test_step_equals_a_torch_module(
         np.testing.assert_allclose(step.batch_statistics[name], network.get_buffer(buffer), rtol=1e-12)
 
 
-def test_dropout_without_a_mask_is_the_identity() -> None:
+def test_dropout_without_a_mask_is_the_identity():
     model = small_model([], "g")
     weights, feeds, labels = random_weights(model), {"x": draw((4, 3, 6, 6))}, np.array([3, 1, 0, 6])
     # A mask of kept elements scales by 1 / (1 - ratio); the next layer undoes it.
@@ -263,7 +261,7 @@ def test_dropout_without_a_mask_is_the_identity() -> None:
     assert masked.loss == pytest.approx(plain.loss, rel=1e-6)
 
 
-def test_a_scalar_output_may_be_the_loss() -> None:
+def test_a_scalar_output_may_be_the_loss():
     tail = [helper.make_node("ReduceMean", ["g"], ["mean"], keepdims=0)]
     model = small_model(tail, "mean")
     step = reference_step(model, random_weights(model), {"x": draw((4, 3, 6, 6))}, np.array(0), loss="mean")
@@ -271,7 +269,7 @@ def test_a_scalar_output_may_be_the_loss() -> None:
     np.testing.assert_allclose(step.gradients["fc.bias"], np.full(7, 1 / 7))
 
 
-def test_weights_of_the_caller_are_not_modified() -> None:
+def test_weights_of_the_caller_are_not_modified():
     model = small_model([], "g")
     weights = random_weights(model)
     before = {name: value.copy() for name, value in weights.items()}
@@ -280,19 +278,19 @@ def test_weights_of_the_caller_are_not_modified() -> None:
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_unknown_weights_are_rejected() -> None:
+def test_unknown_weights_are_rejected():
     model = small_model([], "g")
     with pytest.raises(ValueError, match=r"conv\.wait"):
         reference_step(model, {"conv.wait": np.zeros(1)}, {"x": draw((1, 3, 6, 6))}, np.array([0]))
 
 
-def test_unknown_operators_are_rejected() -> None:
+def test_unknown_operators_are_rejected():
     model = small_model([helper.make_node("Hardmax", ["g"], ["y"])], "y")
     with pytest.raises(NotImplementedError, match="Hardmax"):
         reference_outputs(model, {}, {"x": draw((1, 3, 6, 6))})
 
 
-def test_gradients_of_a_network_equal_differences() -> None:
+def test_gradients_of_a_network_equal_differences():
     """Directional derivatives equal central differences of the loss."""
     model, image, (_, *shape) = load(OURS / "mobilenet_v2.onnx")
     weights = {n: v.astype(np.float64) for n, v in random_weights(model).items()}

@@ -172,7 +172,7 @@ def _feeds(planned: PlannedStep) -> dict[str, Array]:
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("network", NETWORKS)
-def test_planned_steps_are_bit_identical_to_the_baseline_and_run_in_file_order(network: str, choice: str) -> None:
+def test_planned_steps_are_bit_identical_to_the_baseline_and_run_in_file_order(network: str, choice: str):
     planned = _planned(network, choice)
     assert planned.schedule.recomputed
     feeds = _feeds(planned)
@@ -204,7 +204,7 @@ NOISY = """(float[64,32] x) => (float[64,32] y) <float keep={0.8}> {
 }"""
 
 
-def test_random_numbers_are_drawn_once_per_step() -> None:
+def test_random_numbers_are_drawn_once_per_step():
     """Recomputed random numbers of stochastic depth and added noise would differ."""
     weights = {name: normal(32, 32, seed=number) for number, name in enumerate("vwu")}
     result = optimize(with_weights(text_model(NOISY), **weights), loss="mse", solver="chen-sqrt")

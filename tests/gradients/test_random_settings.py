@@ -58,7 +58,7 @@ def _is_right(entry: Case) -> bool:
 
 @_RUNS
 @given(drawn=windows(), groups=st.integers(1, 3), inputs=st.integers(1, 3), outputs=st.integers(1, 3))
-def test_convolution(drawn: dict[str, list[int]], groups: int, inputs: int, outputs: int) -> None:
+def test_convolution(drawn: dict[str, list[int]], groups: int, inputs: int, outputs: int):
     assume(all(size >= reach for size, reach in zip(_padded(drawn), _reach(drawn), strict=True)))
     attributes = f"group={groups}, {_written(drawn, ('strides', 'dilations', 'pads'))}"
     entry = case(
@@ -76,7 +76,7 @@ def test_convolution(drawn: dict[str, list[int]], groups: int, inputs: int, outp
 @given(drawn=windows(), groups=st.integers(1, 3), inputs=st.integers(1, 3), outputs=st.integers(1, 3), data=st.data())
 def test_transposed_convolution(
     drawn: dict[str, list[int]], groups: int, inputs: int, outputs: int, data: st.DataObject
-) -> None:
+):
     rank = len(drawn["extent"])
     extent = [min(size, 5) for size in drawn["extent"]]
     padding = [data.draw(st.integers(0, stride - 1)) for stride in drawn["strides"]]
@@ -100,7 +100,7 @@ def test_transposed_convolution(
 
 @_RUNS
 @given(drawn=windows(), operator=st.sampled_from(["MaxPool", "AveragePool"]), counts_pads=st.booleans())
-def test_pooling(drawn: dict[str, list[int]], operator: str, counts_pads: bool) -> None:
+def test_pooling(drawn: dict[str, list[int]], operator: str, counts_pads: bool):
     if operator == "AveragePool":
         drawn = drawn | {"dilations": [1] * len(drawn["extent"])}
     assume(all(size >= reach for size, reach in zip(_padded(drawn), _reach(drawn), strict=True)))
@@ -142,7 +142,7 @@ def equations(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]]]:
 
 @_RUNS
 @given(drawn=equations())
-def test_einsum(drawn: tuple[str, list[tuple[int, ...]]]) -> None:
+def test_einsum(drawn: tuple[str, list[tuple[int, ...]]]):
     equation, shapes = drawn
     names = [f"a{index}" for index in range(len(shapes))]
     rank = torch.einsum(equation, *(torch.zeros(shape) for shape in shapes)).ndim

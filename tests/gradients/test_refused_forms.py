@@ -76,13 +76,13 @@ REFUSED: tuple[tuple[Case, str], ...] = (
 
 
 @pytest.mark.parametrize("refused, message", REFUSED, ids=[str(entry) for entry, _ in REFUSED])
-def test_a_form_without_a_rule_raises(refused: Case, message: str) -> None:
+def test_a_form_without_a_rule_raises(refused: Case, message: str):
     with pytest.raises(UnsupportedOperatorError, match=re.escape(message)) as caught:
         emitted(refused)
     assert "\n" not in str(caught.value)
 
 
-def test_hardmax_stops_the_gradient() -> None:
+def test_hardmax_stops_the_gradient():
     _, graph = emitted(
         case("Hardmax", "added", "h = Hardmax(v) m = Mul(h, w) y = Add(x, m)", x=(2, 3), v=(2, 3), w=(2, 3))
     )

@@ -302,7 +302,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("entry", CASES, ids=str)
-def test_contrib_operators_become_standard_ones(entry: Case) -> None:
+def test_contrib_operators_become_standard_ones(entry: Case):
     assert wrong(entry) == {}
     source = entry.model()
     model = read_model(source, loss="mse")
@@ -330,7 +330,7 @@ def test_contrib_operators_become_standard_ones(entry: Case) -> None:
         ("[f] y = ms.Attention<num_heads=2>(x, v, c, k)", "its mask 'k' has the shape \\[8\\]"),
     ],
 )
-def test_settings_without_a_standard_form_are_an_error(nodes: str, message: str) -> None:
+def test_settings_without_a_standard_form_are_an_error(nodes: str, message: str):
     outputs = "y, float[a] z" if " z = " in nodes else "y"
     nodes = nodes.replace("ms.", "com.microsoft.")
     body = f"(float[2,4,6] x, float[2,4,5,5] i) => (float[a,b,c] {outputs}) {{ {nodes} }}"
@@ -341,7 +341,7 @@ def test_settings_without_a_standard_form_are_an_error(nodes: str, message: str)
         read_model(source, loss="mse")
 
 
-def test_the_error_names_all_other_operators_outside_of_onnx() -> None:
+def test_the_error_names_all_other_operators_outside_of_onnx():
     body = """(float[2,4,6] x) => (float[a,b,c] y) {
         u = com.microsoft.GroupNorm(x, g, g)  v = com.microsoft.Inverse(u)
         y = com.microsoft.Inverse(v) }"""
@@ -350,7 +350,7 @@ def test_the_error_names_all_other_operators_outside_of_onnx() -> None:
         read_model(source, loss="mse")
 
 
-def test_masks_of_contrib_operators_do_not_train() -> None:
+def test_masks_of_contrib_operators_do_not_train():
     body = """(float[2,4,6] x) => (float[2,4,6] y) {
         q = MatMul(x, w)  y = com.microsoft.MultiHeadAttention<num_heads=2>(q, x, x, "", "", a) }"""
     mask = np.triu(np.full((1, 1, 4, 4), -10000, np.float32), 1)
@@ -358,9 +358,7 @@ def test_masks_of_contrib_operators_do_not_train() -> None:
     assert read_model(source, loss="mse").parameters == ("w",)
 
 
-def test_an_addition_of_the_runtime_needs_no_import() -> None:
+def test_an_addition_of_the_runtime_needs_no_import():
     body = "(float[2,4] x) => (float[N] y) { l = LayerNormalization<axis=-1>(x, s, b)  y = MatMul(l, w) }"
-    model = text_model(body, opset=11)
-    model = with_weights(model, s=np.ones(4, np.float32), b=np.zeros(4, np.float32), w=(4, 3))
-    found = read_model(model)
+    found = read_model(model_of(body, opset=11, s=np.ones(4), b=np.zeros(4), w=(4, 3)))
     assert [node.op for node in found.nodes][:2] == ["LayerNormalization", "MatMul"]

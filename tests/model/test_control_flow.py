@@ -302,7 +302,7 @@ CASES += [
 
 
 @pytest.mark.parametrize("entry", CASES, ids=str)
-def test_gradients_match_torch_and_outputs_the_source_model(entry: Case) -> None:
+def test_gradients_match_torch_and_outputs_the_source_model(entry: Case):
     assert wrong(entry) == {}
     source = entry.model()
     model = read_model(source, loss="mse", trainable=list(entry.parameters))
@@ -324,7 +324,7 @@ _INNER_WEIGHTS = """(float[2,3] x) => (float[2,3] y) <int64 m = {2}, bool c = {1
 }"""
 
 
-def test_weights_inside_of_bodies_become_weights_of_the_model() -> None:
+def test_weights_inside_of_bodies_become_weights_of_the_model():
     source = text_model(_INNER_WEIGHTS)
     model = read_model(source, loss="mse")
     assert set(model.parameters) == {"w", "again/w", "k"}
@@ -350,7 +350,7 @@ _BY_DATA = """(float[2,3] x) => (float[2,3] y) <float two = {2.}, float half = {
 
 
 @pytest.mark.parametrize("opset, sign", [(13, 1), (18, -1), (21, 1)])
-def test_a_data_dependent_branch_without_a_gradient_stays(opset: int, sign: int) -> None:
+def test_a_data_dependent_branch_without_a_gradient_stays(opset: int, sign: int):
     source = model_of(_BY_DATA, opset=opset, w=(3, 3))
     entry_x = np.abs(normal(2, 3)) * np.float32(sign)
     model = read_model(source, loss="mse")
@@ -369,7 +369,7 @@ def test_a_data_dependent_branch_without_a_gradient_stays(opset: int, sign: int)
 
 @pytest.mark.parametrize("is_zero", [True, False])
 @pytest.mark.parametrize("operator", ["Loop", "Scan"])
-def test_first_states_train_unless_they_are_zero(operator: str, is_zero: bool) -> None:
+def test_first_states_train_unless_they_are_zero(operator: str, is_zero: bool):
     bodies = {
         "Loop": f"""(float[2,3] x) => (float[2,3] y) <int64 m = {{2}}> {{
             z = Mul(x, w)  h = Loop{_LOOP_OF_STATE}  y = Add(h, z) }}""",
@@ -381,7 +381,7 @@ def test_first_states_train_unless_they_are_zero(operator: str, is_zero: bool) -
     assert set(read_model(source, loss="mse").parameters) == ({"w"} if is_zero else {"w", "s"})
 
 
-def test_a_scanned_weight_trains_although_it_is_zero() -> None:
+def test_a_scanned_weight_trains_although_it_is_zero():
     body = f"(float[3] x) => (float[3] y) {{ y = Scan{_SCAN_STEP}(x, b) }}"
     source = model_of(body, w=(3,), b=np.zeros((4, 3), np.float32))
     assert set(read_model(source, loss="mse").parameters) == {"w", "b"}
@@ -402,7 +402,7 @@ _DOUBLING = """(float[2,3] x) => (float[2,3] y)
 
 
 @pytest.mark.parametrize("opset, size", [(13, 1.0), (18, 0.01), (21, 1.0)])
-def test_a_data_dependent_loop_without_a_gradient_stays(opset: int, size: float) -> None:
+def test_a_data_dependent_loop_without_a_gradient_stays(opset: int, size: float):
     x, w = np.full((2, 3), size, np.float32), normal(3, 3)
     source = model_of(_DOUBLING, opset=opset, w=w)
     model = read_model(source, loss="mse", freeze=["d"])
@@ -420,7 +420,7 @@ def test_a_data_dependent_loop_without_a_gradient_stays(opset: int, size: float)
 
 
 @pytest.mark.parametrize("operator", ["Loop", "Scan", "LSTM"])
-def test_unrolling_has_a_limit_on_operators(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrolling_has_a_limit_on_operators(operator: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(control_flow, "MAX_UNROLLED_OPERATORS", 20)
     bodies = {
         "Loop": f"(float[2,3] x) => (float[2,3] y) <int64 m = {{1000}}> {{ [it] y = Loop{_SHORT_LOOP} }}",
@@ -478,7 +478,7 @@ _SHORT_LOOP = _looped("n = Mul(h, w) after = Identity(before)", "n", 'm, "", x')
     ],
     ids=["gradient of a branch", "gradient of a loop", "growing state", "differing shapes", "unequal lengths"],
 )
-def test_unsupported_control_flow_is_an_error(body: str, opset: int, kind: type[Exception], message: str) -> None:
+def test_unsupported_control_flow_is_an_error(body: str, opset: int, kind: type[Exception], message: str):
     source = model_of(body, opset=opset, w=(3, 3))
     with pytest.raises(kind, match=message):
         optimize(source, loss="mse")

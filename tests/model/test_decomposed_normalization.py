@@ -22,7 +22,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_running_statistics_do_not_train(form: str) -> None:
+def test_running_statistics_do_not_train(form: str):
     values = {
         "gamma": normal(3, seed=1),
         "beta": normal(3, seed=2),
@@ -46,7 +46,7 @@ def test_running_statistics_do_not_train(form: str) -> None:
     assert "mean" in read_model(source, loss="mse", trainable=["mean"]).parameters
 
 
-def test_normalisation_by_the_batch_has_no_running_statistics() -> None:
+def test_normalisation_by_the_batch_has_no_running_statistics():
     body = """(float[4,3] x) => (float[4,3] y) <float eps = {0.00001}, int64[1] a = {0}> {
         m = ReduceMean(x, a) c = Sub(x, m) q = Mul(c, c) v = ReduceMean(q, a) e = Add(v, eps) r = Sqrt(e)
         d = Div(c, r) p = Mul(d, gamma) y = Add(p, beta) }"""
@@ -55,7 +55,7 @@ def test_normalisation_by_the_batch_has_no_running_statistics() -> None:
 
 
 @pytest.mark.parametrize("before", ["", "i = Cast<to=1>(x) j = Div(i, number)", "j = Transpose<perm=[1,0]>(x)"])
-def test_mean_and_deviation_of_the_data_do_not_train(before: str) -> None:
+def test_mean_and_deviation_of_the_data_do_not_train(before: str):
     source = "j" if before else "x"
     nodes = f"{before} c = Sub({source}, mean) d = Div(c, std) y = MatMul(d, w)"
     body = f"(float[3,3] x) => (float[3,4] y) {{ {nodes} }}"
@@ -67,7 +67,7 @@ def test_mean_and_deviation_of_the_data_do_not_train(before: str) -> None:
     assert any("'mean', 'std' (2 weights): classified as the mean or deviation" in note for note in model.notes)
 
 
-def test_centres_of_clusters_train() -> None:
+def test_centres_of_clusters_train():
     body = """(float[4,1,3] x) => (float[4,5] y) <int64[1] last = {2}> {
         d = Sub(x, centres) s = Div(d, widths) y = ReduceL2<keepdims=0>(s, last) }"""
     source = model_of(body, centres=(5, 3), widths=normal(5, 1, seed=1))
@@ -75,7 +75,7 @@ def test_centres_of_clusters_train() -> None:
 
 
 @pytest.mark.parametrize("operator", ["Mul", "Div"])
-def test_a_subtracted_weight_and_a_factor_or_divisor_of_hidden_activations_train(operator: str) -> None:
+def test_a_subtracted_weight_and_a_factor_or_divisor_of_hidden_activations_train(operator: str):
     body = f"(float[4,3] x) => (float[4,3] y) {{ h = MatMul(x, w) c = Sub(h, m) y = {operator}(c, k) }}"
     source = model_of(body, w=(3, 3), m=(3,), k=normal(3, seed=1))
     assert set(read_model(source, loss="mse").parameters) == {"w", "m", "k"}

@@ -80,7 +80,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("entry", CASES, ids=str)
-def test_gradients_match_torch(entry: Case) -> None:
+def test_gradients_match_torch(entry: Case):
     assert wrong(entry) == {}
     model = read_model(entry.model(), loss="mse", trainable=list(entry.parameters))
     assert not any(node.op == entry.rule for node in model.nodes)

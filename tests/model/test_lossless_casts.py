@@ -37,7 +37,7 @@ def exactly(values: Array) -> list[float]:
 
 
 @pytest.mark.parametrize("source, target", list(itertools.product(TYPES, TYPES)))
-def test_keeps_all_values_agrees_with_numpy(source: int, target: int) -> None:
+def test_keeps_all_values_agrees_with_numpy(source: int, target: int):
     values = numbers(source)
     with np.errstate(all="ignore"):
         cast = values.astype(helper.tensor_dtype_to_np_dtype(target))
@@ -53,12 +53,12 @@ def test_keeps_all_values_agrees_with_numpy(source: int, target: int) -> None:
         (["FLOAT", "BOOL", "FLOAT"], ["FLOAT"]),
     ],
 )
-def test_chains_of_a_boolean_become_one_cast(chain: list[str], kept: list[str]) -> None:
+def test_chains_of_a_boolean_become_one_cast(chain: list[str], kept: list[str]):
     assert casts("c = Greater(z, zero)", chain) == kept
 
 
 @pytest.mark.parametrize("kind", ["INT64", "FLOAT16", "BFLOAT16", "DOUBLE"])
-def test_only_round_trips_that_round_stay(kind: str) -> None:
+def test_only_round_trips_that_round_stay(kind: str):
     assert casts("c = Identity(z)", [kind, "FLOAT"]) == ([] if kind == "DOUBLE" else [kind, "FLOAT"])
 
 

@@ -30,7 +30,7 @@ def same_output(source: onnx.ModelProto, x: Array, **options: str) -> None:
 
 
 @pytest.mark.parametrize("opset", [7, 9, 11])
-def test_attributes_of_old_opsets_become_inputs(opset: int) -> None:
+def test_attributes_of_old_opsets_become_inputs(opset: int):
     ir_version = 3 if opset < 9 else 5
     body = f"{IMAGE} {{ {OLD_AXES} }}"
     source = with_weights(text_model(body, opset=opset, ir_version=ir_version), **WEIGHTS)
@@ -42,19 +42,19 @@ def test_attributes_of_old_opsets_become_inputs(opset: int) -> None:
 
 
 @pytest.mark.parametrize("opset", [13, 17, 19, 22])
-def test_newer_opsets(opset: int) -> None:
+def test_newer_opsets(opset: int):
     body = f"{IMAGE} <int64[1] one = {{1}}, int64[2] last = {{2,3}}> {{ {NEW_AXES} }}"
     same_output(with_weights(text_model(body, opset=opset), **WEIGHTS), normal(2, 4, 6, 6))
 
 
-def test_names_of_tensors_and_nodes_are_kept() -> None:
+def test_names_of_tensors_and_nodes_are_kept():
     body = """(float[2,4,6,6] x) => (float[2,5] y) {
         [conv] z = Conv(x, w)  [pool] y = ReduceSum<axes=[2,3],keepdims=0>(z) }"""
     model = read_model(model_of(body, opset=9, w=WEIGHTS["w"]), loss="mse")
     assert [(node.name, node.outputs[0]) for node in model.nodes[:2]] == [("conv", "z"), ("pool", "y")]
 
 
-def test_old_resize_and_clip() -> None:
+def test_old_resize_and_clip():
     body = """(float[2,4,6,6] x) => (float[2,4,12,12] y) <float[4] s = {1.0, 1.0, 2.0, 2.0}> {
         z = Mul(x, w)  c = Clip<min=0.0, max=1.0>(z)  y = Upsample<mode="nearest">(c, s) }"""
     same_output(model_of(body, opset=9, w=(6,)), normal(2, 4, 6, 6))
@@ -73,7 +73,7 @@ def test_old_resize_and_clip() -> None:
         (18, "y = MeanVarianceNormalization(z)", "MeanVarianceNormalization"),
     ],
 )
-def test_functions_are_expanded_at_the_target_opset(opset: int, nodes: str, expanded: str) -> None:
+def test_functions_are_expanded_at_the_target_opset(opset: int, nodes: str, expanded: str):
     body = f"(float[2,4,6,6] x) => (float[2,4,6,6] y) {{ z = Mul(x, k)  {nodes} }}"
     values = {"g": normal(4), "h": normal(4), "k": normal(6)}
     used = {name: value for name, value in values.items() if re.search(rf"[ ,]{name}[,)]", body)}
@@ -86,7 +86,7 @@ def test_functions_are_expanded_at_the_target_opset(opset: int, nodes: str, expa
         assert any(f"opset {opset} to 18" in note for note in model.notes)
 
 
-def test_a_model_keeps_its_opset_and_the_note_lists_every_operator_without_an_equivalent() -> None:
+def test_a_model_keeps_its_opset_and_the_note_lists_every_operator_without_an_equivalent():
     body = """(float[2,4] x) => (float[2,4] y) <int64[4] p = {0, 1, 0, 1}> {
         z = Mul(x, w)  q = Cast<to=17>(z)  r = Cast<to=1>(q)  [wrap] y = Pad<mode="wrap">(r, p) }"""
     model = read_model(model_of(body, opset=21, ir_version=10, w=(4,)), loss="mse")
@@ -97,7 +97,7 @@ def test_a_model_keeps_its_opset_and_the_note_lists_every_operator_without_an_eq
 
 
 @pytest.mark.parametrize("call", ["Hardmax", "Hardmax<axis=2>", "Hardmax<axis=3>"])
-def test_hardmax_over_several_dimensions_keeps_its_meaning(call: str) -> None:
+def test_hardmax_over_several_dimensions_keeps_its_meaning(call: str):
     body = f"(float[2,4,6,6] x) => (float[2,4,6,6] y) {{ z = Mul(x, s)  h = {call}(z)  y = Mul(h, z) }}"
     same_output(model_of(body, opset=11, s=(6,)), normal(2, 4, 6, 6))
 
@@ -122,7 +122,7 @@ def test_hardmax_over_several_dimensions_keeps_its_meaning(call: str) -> None:
         ),
     ],
 )
-def test_older_forms_are_refused(body: str, opset: int, kind: type[Exception], message: str) -> None:
+def test_older_forms_are_refused(body: str, opset: int, kind: type[Exception], message: str):
     source = model_of(body, opset=opset, ir_version=4, w=(4,))
     with pytest.raises(kind, match=message):
         read_model(source, loss="mse")

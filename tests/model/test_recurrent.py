@@ -16,13 +16,13 @@ from tests.model.recurrent_cases import BATCH, CASES, FEATURES, GATES, HIDDEN, S
 
 @pytest.mark.parametrize("solver", ["store-all", pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("entry", CASES, ids=str)
-def test_gradients_equal_those_of_the_equations(entry: Case, solver: str | None) -> None:
+def test_gradients_equal_those_of_the_equations(entry: Case, solver: str | None):
     assert wrong(replace(entry, solver=solver)) == {}
 
 
 # ONNX Runtime's CPU kernels have no layout 1.
 @pytest.mark.parametrize("entry", [entry for entry in CASES if "batch first" not in entry.name], ids=str)
-def test_forward_equals_the_operator(entry: Case) -> None:
+def test_forward_equals_the_operator(entry: Case):
     source = entry.model()
     model = read_model(source, loss="mse", trainable=list(entry.parameters))
     assert not any(node.op in GATES for node in model.nodes)
@@ -33,7 +33,7 @@ def test_forward_equals_the_operator(entry: Case) -> None:
 
 
 @pytest.mark.parametrize("operator", GATES)
-def test_lengths_may_be_an_input(operator: str) -> None:
+def test_lengths_may_be_an_input(operator: str):
     rows = GATES[operator] * HIDDEN
     inputs = f"float[{STEPS},{BATCH},{FEATURES}] x, int32[{BATCH}] lengths"
     body = f"""({inputs}) => (float[a,b] y) <int64[2] s = {{1, -1}}> {{
@@ -70,14 +70,14 @@ def _plain(operator: str, attributes: str = "", inputs: str = "x, w, r", **shape
     return with_weights(text_model(body), **{name: normal(*shape) for name, shape in given.items()})
 
 
-def test_steps_have_readable_names() -> None:
+def test_steps_have_readable_names():
     model = read_model(_plain("LSTM"), loss="mse")
     assert model.parameters == ("w", "r")
     assert {"cell/step0/gates", "cell/step3/c"} <= {node.name for node in model.nodes}
     assert {node.origin for node in model.nodes if node.name.startswith("cell/")} == {"cell"}
 
 
-def test_initial_states_train_unless_they_are_zero() -> None:
+def test_initial_states_train_unless_they_are_zero():
     source = _plain("LSTM", inputs='x, w, r, "", "", h, c', h=(1, BATCH, HIDDEN), c=(1, BATCH, HIDDEN))
     assert set(read_model(source, loss="mse").parameters) == {"w", "r", "h", "c"}
     for tensor in source.graph.initializer:
@@ -94,17 +94,17 @@ def test_initial_states_train_unless_they_are_zero() -> None:
         ("LSTM", ', activations=["Tanh"]', "LSTM 'cell' has 1 activations but needs 3"),
     ],
 )
-def test_settings_that_onnx_does_not_define_are_refused(operator: str, attributes: str, message: str) -> None:
+def test_settings_that_onnx_does_not_define_are_refused(operator: str, attributes: str, message: str):
     with pytest.raises(UnsupportedOperatorError, match=message):
         read_model(_plain(operator, attributes), loss="mse")
 
 
-def test_weights_that_do_not_fit_are_refused() -> None:
+def test_weights_that_do_not_fit_are_refused():
     with pytest.raises(ShapeError, match=r"GRU 'cell' needs \[1, 15, 2\] as its input 1 \('w'\)"):
         read_model(_plain("GRU", w=(1, 10, FEATURES)), loss="mse")
 
 
-def test_the_projection_of_the_input_is_split_into_chunks() -> None:
+def test_the_projection_of_the_input_is_split_into_chunks():
     # A single product for all steps would be recomputed as a whole with every step.
     model = read_model(_plain("GRU"), loss="mse")
     products = [node for node in model.nodes if node.op == "Gemm" and "x_zr" in node.outputs[0]]

@@ -17,7 +17,7 @@ _QDQ = f"""(float[2,3] x) => (float[2,5] y) <{_SETTINGS}> {{
     y = MatMul(b, d) }}"""
 
 
-def test_quantisation_after_parameters_is_an_error_that_counts_all_operators() -> None:
+def test_quantisation_after_parameters_is_an_error_that_counts_all_operators():
     source = model_of(_QDQ, w=(3, 4), v=(4, 5))
     with pytest.raises(UnsupportedOperatorError, match=r"quantised.*2 QuantizeLinear \(first 'q1'\)"):
         read_model(source, loss="mse")
@@ -38,7 +38,7 @@ def test_quantisation_after_parameters_is_an_error_that_counts_all_operators() -
         ("m = com.microsoft.DynamicQuantizeMatMul(h, i, t)  y = Exp(m)", "1 com.microsoft::DynamicQuantizeMatMul"),
     ],
 )
-def test_integer_operators_are_an_error(nodes: str, kinds: str) -> None:
+def test_integer_operators_are_an_error(nodes: str, kinds: str):
     body = f"(float[2,3] x) => (float[2,5] y) <{_SETTINGS}> {{ h = MatMul(x, w)  {nodes} }}"
     source = model_of(body, domains=', "com.microsoft": 1', w=(3, 4), i=np.ones((4, 5), np.int8))
     with pytest.raises(UnsupportedOperatorError, match=kinds):
@@ -61,7 +61,7 @@ _HEAD = "a = QuantizeLinear(x, s, z)  b = DequantizeLinear(a, s, z)"
         ),
     ],
 )
-def test_parameters_behind_quantised_operators_train(nodes: str, freeze: list[str], trained: set[str]) -> None:
+def test_parameters_behind_quantised_operators_train(nodes: str, freeze: list[str], trained: set[str]):
     """Also if weights are stored as integers."""
     source = with_weights(
         text_model(f"(float[2,4] x) => (float[2,4] y) <{_SETTINGS}> {{ {nodes} }}"),
@@ -73,7 +73,7 @@ def test_parameters_behind_quantised_operators_train(nodes: str, freeze: list[st
             read_model(source, loss="mse")
 
 
-def test_a_quantised_model_without_parameters_is_an_error() -> None:
+def test_a_quantised_model_without_parameters_is_an_error():
     nodes = "a = QuantizeLinear(x, s, z)  m = QLinearMatMul(a, s, z, i, t, n, s, z)  y = DequantizeLinear(m, s, z)"
     source = model_of(f"(float[2,4] x) => (float[2,4] y) <{_SETTINGS}> {{ {nodes} }}", i=_WEIGHTS["i"])
     with pytest.raises(UnsupportedOperatorError, match="the model is quantised"):

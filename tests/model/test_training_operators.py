@@ -29,7 +29,7 @@ def normalised(x: Array, epsilon: float) -> Array:
 
 
 @pytest.mark.parametrize("shape", [(6, 3), (2, 3, 2, 3, 2)])
-def test_batch_statistics_and_running_updates(shape: tuple[int, ...]) -> None:
+def test_batch_statistics_and_running_updates(shape: tuple[int, ...]):
     source = bn_model("<epsilon=0.001, momentum=0.8>", shape=",".join(map(str, shape)))
     model = read_model(source, loss="mse")
     x = (normal(*shape) * 2 + 5).astype(np.float32)
@@ -41,7 +41,7 @@ def test_batch_statistics_and_running_updates(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(variance, 0.8 * STATISTICS["v"] + 0.2 * exact.var(axes, ddof=1), rtol=1e-5)
 
 
-def test_nodes_of_a_lowered_batch_normalization() -> None:
+def test_nodes_of_a_lowered_batch_normalization():
     model = read_model(bn_model(), loss="mse")
     (bn,) = [node for node in model.nodes if node.op == "BatchNormalization"]
     assert (bn.rule, bn.outputs, bn.once) == ("BatchNormalization.batch", ("y",), False)
@@ -64,20 +64,20 @@ def test_nodes_of_a_lowered_batch_normalization() -> None:
         ("<training_mode=0>", 15, "y"),
     ],
 )
-def test_all_forms_of_batch_normalization_are_equivalent(attributes: str, opset: int, outputs: str) -> None:
+def test_all_forms_of_batch_normalization_are_equivalent(attributes: str, opset: int, outputs: str):
     model = read_model(bn_model(attributes, opset=opset, outputs=outputs), loss="mse")
     x = normal(2, 3, 4, 5)
     (y,) = run_read(model, {"x": x, "target": x}, "y")
     np.testing.assert_allclose(y, normalised(x.astype(np.float64), 1e-5), rtol=1e-4, atol=1e-5)
 
 
-def test_frozen_scale_keeps_batch_statistics() -> None:
+def test_frozen_scale_keeps_batch_statistics():
     model = read_model(bn_model(), freeze=["g"], loss="mse")
     assert model.parameters == ("b",)
     assert len(model.statistics) == 2
 
 
-def test_nodes_update_a_shared_running_statistic_one_after_the_other() -> None:
+def test_nodes_update_a_shared_running_statistic_one_after_the_other():
     body = """(float[2,3,4,5] x) => (float[2,3,4,5] y) {
         z = BatchNormalization(x, g, b, m, v)  r = Relu(z)  y = BatchNormalization(r, g, b, m, v) }"""
     model = read_model(with_weights(text_model(body, opset=15), **STATISTICS), loss="mse")
@@ -96,7 +96,7 @@ def dropout_model(nodes: str, opset: int = 18) -> TrainableModel:
     return read_model(model_of(body, opset=opset, w=(64,)), loss="mse")
 
 
-def test_dropout_is_on_and_seeded() -> None:
+def test_dropout_is_on_and_seeded():
     model = dropout_model("a = Dropout(z, half)  y = Dropout(a)")
     first, second = [node for node in model.nodes if node.op == "Dropout"]
     assert first.attribute("seed") != second.attribute("seed")
@@ -109,7 +109,7 @@ def test_dropout_is_on_and_seeded() -> None:
     np.testing.assert_allclose(found, np.where(found != 0, 4 * normal(64), 0), rtol=1e-6)
 
 
-def test_a_dropout_without_effect_is_removed_and_a_mask_with_a_reader_stays() -> None:
+def test_a_dropout_without_effect_is_removed_and_a_mask_with_a_reader_stays():
     model = dropout_model("n = Dropout(z, none)  a, k = Dropout(n)  f = Cast<to=1>(k)  y = Mul(a, f)")
     (dropout,) = [node for node in model.nodes if node.op == "Dropout"]
     assert dropout.outputs == ("a", "k")
@@ -124,7 +124,7 @@ def test_a_dropout_without_effect_is_removed_and_a_mask_with_a_reader_stays() ->
         ("i = Relu(z)  j = Identity(i)  k = Neg(i)  l = Add(j, k)  y = Identity(l)", ["Mul", "Relu", "Neg", "Add"]),
     ],
 )
-def test_identities_are_removed_but_output_names_stay(nodes: str, left: list[str]) -> None:
+def test_identities_are_removed_but_output_names_stay(nodes: str, left: list[str]):
     model = dropout_model(nodes)
     ops = [node.op for node in model.nodes]
     assert ops[: len(left)] == left
@@ -134,21 +134,21 @@ def test_identities_are_removed_but_output_names_stay(nodes: str, left: list[str
     run_read(model, {"x": x, "target": x})
 
 
-def test_unread_indices_are_removed() -> None:
+def test_unread_indices_are_removed():
     body = """(float[1,2,8,8] x) => (float[1,2,4,4] y) {
         z = Mul(x, w)  y, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(z) }"""
     model = read_model(model_of(body, w=(8,)), loss="mse")
     assert model.nodes[1].outputs == ("y",)
 
 
-def test_one_value_per_channel_has_a_note() -> None:
+def test_one_value_per_channel_has_a_note():
     model = read_model(bn_model(shape="1,3,1,1"), loss="mse")
     assert any("'bn' reads one value per channel" in note for note in model.notes)
     (variance,) = run_read(model, {"x": normal(1, 3, 1, 1), "target": normal(1, 3, 1, 1)}, "v_new")
     np.testing.assert_allclose(variance, 0.9 * STATISTICS["v"], rtol=1e-6)
 
 
-def test_freeze_bn_keeps_the_running_statistics() -> None:
+def test_freeze_bn_keeps_the_running_statistics():
     source = bn_model()
     model = read_model(source, loss="mse", freeze_bn=True)
     x = normal(2, 3, 4, 5)
@@ -161,7 +161,7 @@ def test_freeze_bn_keeps_the_running_statistics() -> None:
     assert any("--freeze-bn" in note for note in model.notes)
 
 
-def test_float32_statistics_keep_their_type_beside_a_float16_input() -> None:
+def test_float32_statistics_keep_their_type_beside_a_float16_input():
     body = "(float16[4,3,4,5] x) => (float16[4,3,4,5] y) { y = BatchNormalization(x, g, b, m, v) }"
     values = {name: value.astype(np.float16) if name in "gb" else value for name, value in STATISTICS.items()}
     model = read_model(with_weights(text_model(body, opset=15), **values), loss="mse")
@@ -169,7 +169,7 @@ def test_float32_statistics_keep_their_type_beside_a_float16_input() -> None:
     assert {model.types[name].dtype for name in (*bn.inputs[3:], "m_new")} == {onnx.TensorProto.FLOAT}
 
 
-def test_float16_statistics_are_computed_in_float32() -> None:
+def test_float16_statistics_are_computed_in_float32():
     kind = "float16[2,3,4,5]"
     body = f"({kind} x) => ({kind} y) {{ y = BatchNormalization(x, g, b, m, v) }}"
     halves = {name: value.astype(np.float16) for name, value in STATISTICS.items()}
@@ -190,7 +190,7 @@ MIXED = """(float[2,3,4,5] x) => (float[2,3,4,5] y) {
 }"""
 
 
-def test_batch_normalization_marked_as_evaluation_keeps_its_statistics() -> None:
+def test_batch_normalization_marked_as_evaluation_keeps_its_statistics():
     others = {f"{name}2": value for name, value in STATISTICS.items()}
     source = with_weights(text_model(MIXED % (0, 1), opset=15), **STATISTICS, **others)
     model = read_model(source, loss="mse")
@@ -202,7 +202,7 @@ def test_batch_normalization_marked_as_evaluation_keeps_its_statistics() -> None
     assert read_model(source, loss="mse", freeze_bn=True).statistics == ()
 
 
-def test_mean_variance_normalization_of_a_constant_channel() -> None:
+def test_mean_variance_normalization_of_a_constant_channel():
     """Its deviation is zero, so only the mean has a gradient there."""
     body = (
         "(float[2,3,4,4] x) => (float[] loss) { a = Add(x, w) y = MeanVarianceNormalization(a) p = Mul(y, v) "

@@ -36,7 +36,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_report, "MAX_SECONDS", 20.0)
 
 
-def test_a_page_of_tables_only(page: Page, tmp_path: Path) -> None:
+def test_a_page_of_tables_only(page: Page, tmp_path: Path):
     text = page_of_comparison(compare(chain(2), chain(3), each=True, solvers=["acg", "chen-sqrt"]))
     assert "holds" in check_page(page, written(text, tmp_path), None)
     broken = text.replace('data-value="1.0"', 'data-value="x"')
@@ -45,7 +45,7 @@ def test_a_page_of_tables_only(page: Page, tmp_path: Path) -> None:
         check_page(page, written(broken, tmp_path), None)
 
 
-def test_a_page_of_several_files(page: Page, tmp_path: Path) -> None:
+def test_a_page_of_several_files(page: Page, tmp_path: Path):
     text = page_of_comparison(compare(chain(2, 64), renamed(chain(2, 64))))
     assert "holds" in check_page(page, written(text, tmp_path), None)
     with pytest.raises(AssertionError, match="curves are drawn"):
