@@ -19,7 +19,7 @@ from scripts.benchmarking.gradients import Options
 from scripts.benchmarking.records import Progress
 from scripts.benchmarking.torch_truth import SINGLE_RUNS, Truth
 from scripts.exports.torch_models import TORCH_MODELS, Recipe, TorchModel
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 
 pytest.importorskip("onnxscript")
 OPTIONS = Options(threads=1, all_exports=True)
@@ -218,7 +218,7 @@ def test_a_failed_process_keeps_a_row():
 def _file(folder: Path, text: str, **weights: Array) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / "model.onnx"
-    model = with_weights(text_model(text, opset=17), **weights)
+    model = model_of(text, opset=17, **weights)
     model.graph.output[0].type.tensor_type.ClearField("shape")
     onnx.save(model, path)
     return path

@@ -18,7 +18,7 @@ from onnxgc.runtime import interleaved_timing
 from onnxgc.runtime.measure import Measurement
 from onnxgc.runtime.profile import RunProfile
 from tests.api.chains import chain
-from tests.model.model_helpers import text_model, with_weights
+from tests.model.model_helpers import model_of
 from tests.training.samples import unstored
 
 # Wide, so that parameter gradients are a large part of the peak.
@@ -141,7 +141,7 @@ def test_weights_that_the_file_does_not_store_are_drawn(monkeypatch: pytest.Monk
 
 def test_both_files_are_in_the_order_of_a_given_plan(monkeypatch: pytest.MonkeyPatch):
     body = "{ a = MatMul(x, v) b = Tanh(a) c = MatMul(x, w) d = Tanh(c) y = Add(b, d) }"
-    model = with_weights(text_model(f"(float[64,16] x) => (float[64,16] y) {body}"), v=np.eye(16), w=np.eye(16))
+    model = model_of(f"(float[64,16] x) => (float[64,16] y) {body}", v=np.eye(16), w=np.eye(16))
     found = optimize(model, check=False, loss="mse", solver="peak")
     assert found.plan.order[:3] == ("x", "b", "d")
     plan = replace(found.plan, order=("x", "d", "b", *found.plan.order[3:]))

@@ -8,7 +8,7 @@ from onnxgc.api import largest_size, optimize, verify
 from onnxgc.api.device_memory import DeviceMemory, parse_device_memory
 from onnxgc.errors import BudgetError, BudgetFormError, PlanError, ShapeError
 from tests.api.chains import chain
-from tests.model.model_helpers import text_model, with_weights
+from tests.model.model_helpers import model_of
 
 DRY: dict[str, Any] = {"provider": "cpu", "check": False, "loss": "mse", "dry_run": True}
 
@@ -62,7 +62,7 @@ def test_sizes_and_names_of_devices():
 
 def symbolic() -> object:
     body = "{ a = MatMul(x, v) b = Tanh(a) c = MatMul(b, w) d = Tanh(c) e = MatMul(d, v) y = Tanh(e) }"
-    return with_weights(text_model(f"(float[N,T,8] x) => (float[N,T,8] y) {body}"), v=np.eye(8), w=np.eye(8))
+    return model_of(f"(float[N,T,8] x) => (float[N,T,8] y) {body}", v=np.eye(8), w=np.eye(8))
 
 
 @pytest.mark.parametrize("dimension", [None, pytest.param("x:1", marks=pytest.mark.slow)])
@@ -91,7 +91,7 @@ def test_the_largest_size_is_near_that_of_an_exhaustive_search(dimension: str | 
 def test_inputs_of_another_size_keep_it():
     """Only axes of one name, or as long in the file, are the batch."""
     text = "(float[N,8] x, float[1,8] p) => (float[N,8] y) { a = Add(x, p) y = MatMul(a, w) }"
-    model = with_weights(text_model(text), w=np.eye(8))
+    model = model_of(text, w=np.eye(8))
     found = largest_size(model, 20_000, time_limit=0.1, **DRY)
     assert found.dimension == "batch (x)"
     assert found.result.report["device_memory"]["device_bytes"] == 20_000
@@ -102,7 +102,7 @@ def test_inputs_of_another_size_keep_it():
 def test_a_resolution_begins_at_that_of_the_file():
     """A network may have no output for an image of one pixel."""
     text = "(float[2,3,H,W] x) => (float[2,4,1,1] y) { a = Conv(x, w) b = Relu(a) y = GlobalAveragePool(b) }"
-    model = with_weights(text_model(text), w=np.ones((4, 3, 7, 7)))
+    model = model_of(text, w=np.ones((4, 3, 7, 7)))
     shapes = {"x": (2, 3, 12, 12)}
     found = largest_size(model, "1MB", dimension="x:2,3", input_shapes=shapes, time_limit=0.1, **DRY)
     assert found.size > 24

@@ -19,7 +19,7 @@ from onnxgc.model.core.ir import TensorType
 from onnxgc.model.read import read_model
 from onnxgc.runtime import isolated_run
 from onnxgc.runtime.ort import SessionSettings, make_session
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, text_model, with_weights
 
 GOOD = "(float[2,3] x) => (float[2,4] y) { y = MatMul(x, w) }"
 # ONNX's checker accepts it: the index is out of range only at run time.
@@ -28,7 +28,7 @@ BROKEN = """(float[2,3] x) => (float[2,1] y) <int64[2,1] far = {7, 7}> {
 
 
 def model(body: str) -> onnx.ModelProto:
-    return with_weights(text_model(body), w=normal(3, 4))
+    return model_of(body, w=(3, 4))
 
 
 def test_a_model_that_runs_leaves_no_note():

@@ -13,13 +13,13 @@ from onnxgc.emission.plan_files import write_plan
 from onnxgc.errors import PlanError, RuntimeFailedError
 from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, text_model
 from tests.training.networks import digits_network
 
 
 def saved(folder: Path, text: str, **weights: np.ndarray) -> Path:
     path = folder / "model.onnx"
-    onnx.save(with_weights(text_model(text, opset=17), **weights), path)
+    onnx.save(model_of(text, opset=17, **weights), path)
     return path
 
 

@@ -15,13 +15,13 @@ from onnxgc.model.operators.registry import VIEW_OPERATORS
 from onnxgc.runtime.measure import executed_order
 from onnxgc.runtime.ort import SessionSettings, make_session
 from onnxgc.tracing.optimizers import AdamW
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 
 MODELS = Path(__file__).resolve().parent.parent.parent / "models"
 
 
 def build(body: str, **weights: Array) -> onnx.ModelProto:
-    return with_weights(text_model(body, opset=17, ir_version=9), **weights)
+    return model_of(body, opset=17, ir_version=9, **weights)
 
 
 @pytest.fixture(scope="module")

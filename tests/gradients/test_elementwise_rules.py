@@ -17,7 +17,7 @@ from onnxgc.gradients.registry import STOPS, differentiate
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
 from tests.gradients.gradient_case import case, emitted, positive
-from tests.model.model_helpers import run, text_model, with_weights
+from tests.model.model_helpers import model_of, run, text_model
 
 INF, NAN = np.inf, np.nan
 
@@ -26,7 +26,7 @@ def _model(body: str, operands: Mapping[str, Array], dy: Array, **constants: Arr
     """y by `body` from `operands`, and a loss whose gradient with respect to y is the input dy."""
     dims = ",".join(map(str, dy.shape))
     nodes = f"{body} weighted = Mul(y, dy) total = ReduceSum<keepdims=0>(weighted)"
-    return with_weights(text_model(f"(float[{dims}] dy) => (float total) {{ {nodes} }}"), **operands, **constants)
+    return model_of(f"(float[{dims}] dy) => (float total) {{ {nodes} }}", **operands, **constants)
 
 
 def _gradients(body: str, operands: Mapping[str, Array], dy: Array, **constants: Array) -> dict[str, Array]:

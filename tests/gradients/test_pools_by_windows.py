@@ -21,7 +21,7 @@ from onnxgc.planning.memory_budget import Budget
 from onnxgc.planning.plan import TimeCost
 from onnxgc.runtime.ort import make_session
 from onnxgc.training import Trainer
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 from tests.training.networks import digits, digits_network
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -47,7 +47,7 @@ def gradients(model: TrainableModel, x: Array) -> list[Array]:
 def test_ties_go_to_the_same_element_as_with_indices(attributes: str, kind: str):
     body = f"(float{list(SHAPE)} x) => (float total) {{ s = Add (x, w) y = MaxPool<{attributes}> (s) "
     body += "q = Mul (y, y) total = ReduceSum<keepdims=0> (q) }"
-    model = read_model(with_weights(text_model(body), w=np.zeros(SHAPE[1:])), trainable=["w"])
+    model = read_model(model_of(body, w=np.zeros(SHAPE[1:])), trainable=["w"])
     x = normal(*SHAPE)
     x = {"ties": np.round(x), "one value": np.ones_like(x), "not a number": np.full_like(x, np.nan)}.get(kind, x)
     one, other = gradients(model, x), gradients(by_windows(model), x)

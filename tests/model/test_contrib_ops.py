@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own convention
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.read import read_model
 from tests.gradients.gradient_case import Case, Formula, case, wrong
-from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read
 
 _RUNTIME = ', "com.microsoft": 1'
 
@@ -336,7 +336,7 @@ def test_settings_without_a_standard_form_are_an_error(nodes: str, message: str)
     body = f"(float[2,4,6] x, float[2,4,5,5] i) => (float[a,b,c] {outputs}) {{ {nodes} }}"
     stored = {"w": normal(3, 4, 1, 1), "g": normal(6), "v": normal(6, 18), "c": normal(18)}
     stored |= {"p": normal(2, 2, 2, 4, 3), "k": np.zeros(8, np.int32)}
-    source = with_weights(text_model(body, opset=14, domains=_RUNTIME), **stored)
+    source = model_of(body, opset=14, domains=_RUNTIME, **stored)
     with pytest.raises(UnsupportedOperatorError, match=message):
         read_model(source, loss="mse")
 

@@ -12,7 +12,7 @@ from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.read import explain_weights, read_model
 from onnxgc.model.static_shapes import control_flow
 from tests.gradients.gradient_case import Case, Formula, case, wrong
-from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read, text_model
 
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 _BRANCHES = """
@@ -429,7 +429,7 @@ def test_unrolling_has_a_limit_on_operators(operator: str, monkeypatch: pytest.M
     }
     weights = {"w": normal(3), "a": normal(1, 12, 3), "b": normal(1, 12, 3)}
     used = {name: value for name, value in weights.items() if operator == "LSTM" or name == "w"}
-    source = with_weights(text_model(bodies[operator]), **used)
+    source = model_of(bodies[operator], **used)
     with pytest.raises(UnsupportedOperatorError, match=f"{operator} 'it' has .* steps.*limit of 20"):
         read_model(source, loss="mse")
 

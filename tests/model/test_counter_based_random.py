@@ -12,7 +12,7 @@ from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.files.forward_file import to_proto
 from onnxgc.model.read import read_model
 from onnxgc.runtime.ort import make_session
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, text_model, with_weights
 
 SHAPES = [(2, 4, 64, 64), (7,), (3, 1, 5)]
 MAX_DEVIATION = 5.0
@@ -26,7 +26,7 @@ def counted(
     size = ",".join(map(str, shape))
     body = f"({kind}[{size}] x) => ({kind}[{size}] y{outputs}) {{ z = Mul(x, w)  {nodes} }}"
     weight = np.ones(shape, np.float16 if kind == "float16" else np.float32)
-    return read_model(with_weights(text_model(body), w=weight, **values), loss="mse", counted_draws=True)
+    return read_model(model_of(body, w=weight, **values), loss="mse", counted_draws=True)
 
 
 class Draws:

@@ -5,7 +5,7 @@ import pytest
 
 from onnxgc.model.read import explain_weights, read_model
 from onnxgc.model.weight_roles.roles import Role
-from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read
 
 HEAD = "(float[2,3,4,4] x) => (float[2,3,4,4] y) <float eps = {0.00001}, int64[4] s = {1, -1, 1, 1}> {"
 RESHAPED = "g = Reshape(gamma, s) b = Reshape(beta, s) m = Reshape(mean, s) v = Reshape(var, s)"
@@ -31,7 +31,7 @@ def test_running_statistics_do_not_train(form: str):
     }
     if "half" in FORMS[form]:
         values["half"] = np.asarray(-0.5, np.float32)
-    source = with_weights(text_model(f"{HEAD} {RESHAPED} {FORMS[form]} }}"), **values)
+    source = model_of(f"{HEAD} {RESHAPED} {FORMS[form]} }}", **values)
     found = {weight.name: weight for weight in explain_weights(source)}
     assert found["mean"].role is found["var"].role is Role.CONSTANT
     assert found["mean"].reason.startswith("running mean of a decomposed normalisation: input")
@@ -62,7 +62,7 @@ def test_mean_and_deviation_of_the_data_do_not_train(before: str):
     values = {"mean": normal(3), "std": np.abs(normal(3, seed=1)), "w": normal(3, 4)}
     if "number" in before:
         values["number"] = np.asarray(255.0)
-    model = read_model(with_weights(text_model(body), **values))
+    model = read_model(model_of(body, **values))
     assert model.parameters == ("w",)
     assert any("'mean', 'std' (2 weights): classified as the mean or deviation" in note for note in model.notes)
 

@@ -6,7 +6,7 @@ import pytest
 from onnxgc.model.core.ir import TrainableModel
 from onnxgc.model.draw_weights import draw_weights
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import light_path, model_of, normal, text_model, with_weights
+from tests.model.model_helpers import light_path, model_of, normal
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_scales_near_one_and_biases_small():
     body = """(float[4,30] x) => (float[4,30] y) {
         n = LayerNormalization(x, scale, shift)  z = MatMul(n, w)  s = Mul(z, gain)  y = Add(s, bias) }"""
     values = {"scale": normal(30), "shift": normal(30), "w": normal(30, 30), "gain": normal(30), "bias": normal(30)}
-    drawn = draw_weights(read_model(with_weights(text_model(body), **values), loss="mse"), 0)
+    drawn = draw_weights(read_model(model_of(body, **values), loss="mse"), 0)
     for name in ("scale", "gain"):
         assert np.abs(drawn[name] - 1).max() <= 0.1
     for name in ("shift", "bias"):

@@ -9,7 +9,7 @@ import pytest
 from onnxgc.errors import ModelFileError, UnsupportedOperatorError
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read
 
 IMAGE = "(float[2,4,6,6] x) => (float[a,b] y)"
 OLD_AXES = """z = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, w)
@@ -33,7 +33,7 @@ def same_output(source: onnx.ModelProto, x: Array, **options: str) -> None:
 def test_attributes_of_old_opsets_become_inputs(opset: int):
     ir_version = 3 if opset < 9 else 5
     body = f"{IMAGE} {{ {OLD_AXES} }}"
-    source = with_weights(text_model(body, opset=opset, ir_version=ir_version), **WEIGHTS)
+    source = model_of(body, opset=opset, ir_version=ir_version, **WEIGHTS)
     if ir_version == 3:
         source.graph.input.extend(
             onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in source.graph.initializer
@@ -44,7 +44,7 @@ def test_attributes_of_old_opsets_become_inputs(opset: int):
 @pytest.mark.parametrize("opset", [13, 17, 19, 22])
 def test_newer_opsets(opset: int):
     body = f"{IMAGE} <int64[1] one = {{1}}, int64[2] last = {{2,3}}> {{ {NEW_AXES} }}"
-    same_output(with_weights(text_model(body, opset=opset), **WEIGHTS), normal(2, 4, 6, 6))
+    same_output(model_of(body, opset=opset, **WEIGHTS), normal(2, 4, 6, 6))
 
 
 def test_names_of_tensors_and_nodes_are_kept():
@@ -77,7 +77,7 @@ def test_functions_are_expanded_at_the_target_opset(opset: int, nodes: str, expa
     body = f"(float[2,4,6,6] x) => (float[2,4,6,6] y) {{ z = Mul(x, k)  {nodes} }}"
     values = {"g": normal(4), "h": normal(4), "k": normal(6)}
     used = {name: value for name, value in values.items() if re.search(rf"[ ,]{name}[,)]", body)}
-    source = with_weights(text_model(body, opset=opset, ir_version=10), **used)
+    source = model_of(body, opset=opset, ir_version=10, **used)
     same_output(source, normal(2, 4, 6, 6))
     model = read_model(source, loss="mse")
     assert set(model.parameters) == used.keys()

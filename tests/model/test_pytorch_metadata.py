@@ -24,7 +24,7 @@ WEIGHTS: dict[str, Array] = {
 
 
 def exported(marks: dict[str, dict[str, str]], producer: str = "pytorch", **weights: Array) -> onnx.ModelProto:
-    model = with_weights(text_model(BODY), **weights or WEIGHTS)
+    model = model_of(BODY, **weights or WEIGHTS)
     model.producer_name = producer
     for name, entries in marks.items():
         value = model.graph.value_info.add(name=name)

@@ -10,7 +10,7 @@ from onnxgc.api import optimize
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.read import read_model
 from tests.gradients.gradient_case import Case, wrong
-from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read
 from tests.model.recurrent_cases import BATCH, CASES, FEATURES, GATES, HIDDEN, STEPS, by_definition
 
 
@@ -40,7 +40,7 @@ def test_lengths_may_be_an_input(operator: str):
         q, h = {operator}<hidden_size={HIDDEN}, direction="bidirectional">(x, w, r, "", lengths)
         u = Reshape(q, s)  v = Reshape(h, s)  y = Concat<axis=1>(u, v) }}"""
     weights = {"w": normal(2, rows, FEATURES), "r": normal(2, rows, HIDDEN)}
-    source = with_weights(text_model(body), **weights)
+    source = model_of(body, **weights)
     lengths, x = np.asarray([2, 5, 1], np.int32), normal(STEPS, BATCH, FEATURES)
     (expected,) = run(source, {"x": x, "lengths": lengths})
     graph = optimize(source, loss="mse", keep_outputs=True).training_graph
@@ -67,7 +67,7 @@ def _plain(operator: str, attributes: str = "", inputs: str = "x, w, r", **shape
     rows = GATES[operator] * HIDDEN
     given = {"w": (1, rows, FEATURES), "r": (1, rows, HIDDEN), **shapes}
     body = f"{_PLAIN} {{ [cell] y = {operator}<hidden_size={HIDDEN}{attributes}>({inputs}) }}"
-    return with_weights(text_model(body), **{name: normal(*shape) for name, shape in given.items()})
+    return model_of(body, **given)
 
 
 def test_steps_have_readable_names():

@@ -6,7 +6,7 @@ import torch
 from onnxgc.api import optimize
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read
 
 STATISTICS = {"g": normal(3, seed=1), "b": normal(3, seed=2), "m": normal(3, seed=3), "v": np.abs(normal(3, seed=4))}
 
@@ -14,7 +14,7 @@ STATISTICS = {"g": normal(3, seed=1), "b": normal(3, seed=2), "m": normal(3, see
 def bn_model(attributes: str = "", *, opset: int = 15, shape: str = "2,3,4,5", outputs: str = "y") -> onnx.ModelProto:
     node = f"[bn] {outputs} = BatchNormalization{attributes}(x, g, b, m, v)"
     body = f"(float[{shape}] x) => (float[{shape}] y) {{ {node} }}"
-    return with_weights(text_model(body, opset=opset, ir_version=8), **STATISTICS)
+    return model_of(body, opset=opset, ir_version=8, **STATISTICS)
 
 
 def per_channel(value: Array, rank: int) -> Array:
@@ -80,7 +80,7 @@ def test_frozen_scale_keeps_batch_statistics():
 def test_nodes_update_a_shared_running_statistic_one_after_the_other():
     body = """(float[2,3,4,5] x) => (float[2,3,4,5] y) {
         z = BatchNormalization(x, g, b, m, v)  r = Relu(z)  y = BatchNormalization(r, g, b, m, v) }"""
-    model = read_model(with_weights(text_model(body, opset=15), **STATISTICS), loss="mse")
+    model = read_model(model_of(body, opset=15, **STATISTICS), loss="mse")
     x = normal(2, 3, 4, 5)
     (mean,) = run_read(model, {"x": x, "target": x}, model.statistics[0].updated)
     first = 0.9 * STATISTICS["m"] + 0.1 * x.mean((0, 2, 3))
@@ -164,7 +164,7 @@ def test_freeze_bn_keeps_the_running_statistics():
 def test_float32_statistics_keep_their_type_beside_a_float16_input():
     body = "(float16[4,3,4,5] x) => (float16[4,3,4,5] y) { y = BatchNormalization(x, g, b, m, v) }"
     values = {name: value.astype(np.float16) if name in "gb" else value for name, value in STATISTICS.items()}
-    model = read_model(with_weights(text_model(body, opset=15), **values), loss="mse")
+    model = read_model(model_of(body, opset=15, **values), loss="mse")
     (bn,) = [node for node in model.nodes if node.op == "BatchNormalization"]
     assert {model.types[name].dtype for name in (*bn.inputs[3:], "m_new")} == {onnx.TensorProto.FLOAT}
 
@@ -173,7 +173,7 @@ def test_float16_statistics_are_computed_in_float32():
     kind = "float16[2,3,4,5]"
     body = f"({kind} x) => ({kind} y) {{ y = BatchNormalization(x, g, b, m, v) }}"
     halves = {name: value.astype(np.float16) for name, value in STATISTICS.items()}
-    model = read_model(with_weights(text_model(body, opset=15), **halves), loss="mse")
+    model = read_model(model_of(body, opset=15, **halves), loss="mse")
     # Squares of these overflow float16.
     x = (normal(2, 3, 4, 5) * 150).astype(np.float16)
     mean, variance = run_read(model, {"x": x, "target": np.zeros_like(x)}, "m_new", "v_new")
@@ -192,12 +192,12 @@ MIXED = """(float[2,3,4,5] x) => (float[2,3,4,5] y) {
 
 def test_batch_normalization_marked_as_evaluation_keeps_its_statistics():
     others = {f"{name}2": value for name, value in STATISTICS.items()}
-    source = with_weights(text_model(MIXED % (0, 1), opset=15), **STATISTICS, **others)
+    source = model_of(MIXED % (0, 1), opset=15, **STATISTICS, **others)
     model = read_model(source, loss="mse")
     assert [statistic.name for statistic in model.statistics] == ["m2", "v2"]
     assert any("'first' keeps its running statistics" in note for note in model.notes)
     for modes in ((0, 0), (1, 1)):
-        source = with_weights(text_model(MIXED % modes, opset=15), **STATISTICS, **others)
+        source = model_of(MIXED % modes, opset=15, **STATISTICS, **others)
         assert len(read_model(source, loss="mse").statistics) == 4
     assert read_model(source, loss="mse", freeze_bn=True).statistics == ()
 

@@ -16,7 +16,7 @@ from onnxgc.model.weight_roles.value_patterns import (
     is_geometric,
     is_of_a_formula,
 )
-from tests.model.model_helpers import model_of, normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 
 POSITIONS, WIDTH = 6, 8
 FREQUENCIES = (10000.0 ** (-np.arange(0, WIDTH, 2) / WIDTH)).astype(np.float32)
@@ -46,7 +46,7 @@ def number(value: float) -> Array:
 
 
 def decisions(body: str, **values: Array) -> dict[str, tuple[Role, str]]:
-    source = with_weights(text_model(body), w=normal(WIDTH, WIDTH), **values)
+    source = model_of(body, w=normal(WIDTH, WIDTH), **values)
     found = {weight.name: (weight.role, weight.reason) for weight in explain_weights(source)}
     assert found["w"][0] is Role.PARAMETER
     return found

@@ -184,7 +184,7 @@ def test_the_note_on_constants_counts_them():
         n = Add(c, other)  y = Mul(n, half) }"""
     values: dict[str, Any] = {"w": normal(3, 3), "low": np.float32(0.25), "half": np.float32(0.5)}
     values |= {"mask": np.array([0, 1, 1], np.float32), "other": np.array([0, -1e9, 0], np.float32)}
-    notes = read_model(with_weights(text_model(body), **values), loss="mse").notes
+    notes = read_model(model_of(body, **values), loss="mse").notes
     assert (
         "floating-point tensors that do not train: 'mask', 'other' (2 weights), and 2 single numbers; "
         "`onnxgc inspect` lists the reasons, and --trainable +NAME trains one"
@@ -209,7 +209,7 @@ def test_outputs_that_are_updated_statistics_are_dropped_with_a_note():
         h = MatMul(x, w)
         y, new_mean, new_variance = BatchNormalization<training_mode=1>(h, g, b, mean, v) }"""
     values = {"w": normal(3, 3), "g": normal(3), "b": normal(3), "mean": normal(3), "v": np.ones(3)}
-    found = read_model(with_weights(text_model(body), **values), loss="mse")
+    found = read_model(model_of(body, **values), loss="mse")
     assert [statistic.name for statistic in found.statistics] == ["mean", "v"]
     assert found.outputs == ("y",)
     expected = "output 'new_mean' is the running statistic 'mean' after a step; in the training file it is"
@@ -225,7 +225,7 @@ def test_globs_override_inferred_roles():
         "head_b": normal(4),
         "scale": np.float32(2),
     }
-    model = with_weights(text_model(body), **values)
+    model = model_of(body, **values)
     assert read_model(model, freeze=["body_*"]).parameters == ("head_w", "head_b")
     assert read_model(model, trainable=["+scale"]).parameters == ("body_w", "head_w", "head_b", "scale")
     assert read_model(model, trainable=["scale", "+head_*"]).parameters == ("head_w", "head_b", "scale")

@@ -6,7 +6,7 @@ import pytest
 
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import model_of, normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 
 TWO_BIASES = """(float[2,3] x) => (float[2,3] y) {
     [one] h = Gemm(x, v, b) [two] y = Gemm(h, w, b)
@@ -14,7 +14,7 @@ TWO_BIASES = """(float[2,3] x) => (float[2,3] y) {
 
 
 def read(body: str, untie: bool = False, **weights: Array) -> TrainableModel:
-    return read_model(with_weights(text_model(body), **weights), loss="mse", untie=untie)
+    return read_model(model_of(body, **weights), loss="mse", untie=untie)
 
 
 def biases(untie: bool) -> TrainableModel:

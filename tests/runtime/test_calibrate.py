@@ -11,7 +11,7 @@ from onnxgc.runtime.calibrate import calibrate, calibration_in, read_calibration
 from onnxgc.tracing.calibrated_durations import Calibration
 from onnxgc.tracing.durations import durations_ns, forward_works
 from onnxgc.tracing.step_graph import TrainingStep, trace
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of
 from tests.test_models import MODELS
 
 CPU = ("CPUExecutionProvider",)
@@ -76,7 +76,7 @@ def test_an_existing_calibration_is_read(step: TrainingStep, calibration: Calibr
 @pytest.mark.usefixtures("never_measured")
 def test_a_calibration_of_another_model_is_used_by_its_rates(calibration: Calibration, tmp_path: Path):
     body = "(float[64, 64] x) => (float[64, 64] y) { h = MatMul(x, w) y = Erf(h) }"
-    other = trace(read_model(with_weights(text_model(body), w=normal(64, 64))), seed="loss_scale")
+    other = trace(read_model(model_of(body, w=(64, 64))), seed="loss_scale")
     write_calibration(calibration, tmp_path / "times.json")
     found, note = calibration_in(tmp_path / "times.json", other)
     assert "measured on another model" in note

@@ -12,7 +12,7 @@ from onnxgc.model.files.load import load_proto
 from onnxgc.model.files.proto_to_draft import draft_of
 from onnxgc.runtime.known_faults import FAULTS, faults_in
 from onnxgc.runtime.ort import make_session
-from tests.model.model_helpers import LIGHT_MODELS, light_path, normal, text_model, with_weights
+from tests.model.model_helpers import LIGHT_MODELS, light_path, model_of, normal, text_model, with_weights
 from tests.runtime.fault_cases import CASES, FaultCase
 
 ALL, PLAIN = "ORT_ENABLE_ALL", "ORT_DISABLE_ALL"
@@ -139,7 +139,7 @@ def test_gradients_of_empty_tensors_are_empty_in_every_session(keepdims: int):
         "loss = ReduceSum<keepdims=0>(l) }"
     )
     weights = {"a": normal(2, 3), "b": normal(4, 1), "one": np.asarray([1])}
-    emitted = optimize(with_weights(text_model(body), **weights), loss="loss").training_graph.model
+    emitted = optimize(model_of(body, **weights), loss="loss").training_graph.model
     assert shown(emitted) == []
     feeds = {"x": np.zeros((3, 0), np.float32)}
     own, default = make_session(emitted).run(None, feeds), outputs(emitted, feeds, ALL)
@@ -183,7 +183,7 @@ def test_random_chains_are_right_in_every_session(seed: int):
         current = new
     weights["scale"] = normal(2, *(1 for _ in shape))
     body = f"{' '.join(draws)} y = Mul({current}, scale) l = Mul(y, y) loss = ReduceSum<keepdims=0>(l)"
-    model = with_weights(text_model(f"(float[{inputs}] x) => (float[] loss) {{ {body} }}"), **weights)
+    model = model_of(f"(float[{inputs}] x) => (float[] loss) {{ {body} }}", **weights)
     (right,) = outputs(model, feeds, PLAIN)
     emitted = optimize(model, loss="loss", check=False).training_graph.model
     assert shown(emitted) == []

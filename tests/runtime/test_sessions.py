@@ -17,7 +17,7 @@ from onnxgc.model.core.ir import Array
 from onnxgc.runtime.measure import Measurement, executed_order, measure
 from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, make_session
 from scripts.benchmarking.arena import ARENA, simulate_arena
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 
 MODELS = Path(__file__).resolve().parent.parent.parent / "models"
 BATCH, WIDTH, LAYERS = 1024, 512, 16
@@ -35,7 +35,7 @@ def chain_model() -> onnx.ModelProto:
     shape = f"float[{BATCH},{WIDTH}]"
     scale = np.float32(np.sqrt(2 / WIDTH))
     weights = {f"w{n}": normal(WIDTH, WIDTH, seed=n) * scale for n in range(LAYERS)}
-    return with_weights(text_model(f"({shape} x) => ({shape} {tensors[-1]}) {{ {layers} }}"), **weights)
+    return model_of(f"({shape} x) => ({shape} {tensors[-1]}) {{ {layers} }}", **weights)
 
 
 @functools.cache

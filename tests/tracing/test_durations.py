@@ -9,7 +9,7 @@ from onnxgc.model.read import read_model
 from onnxgc.tracing.devices import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, DEVICES, Device, device
 from onnxgc.tracing.durations import Work, backward_works, durations_ns, forward_works
 from onnxgc.tracing.step_graph import TrainingStep, trace
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 
 # 10 operations per byte.
 ROOFLINE = Device("test", {"float32": 1e10, "float16": 2e10}, 1e9, 1e-6, "none")
@@ -18,7 +18,7 @@ PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 def step_of(body: str, **weights: Array) -> TrainingStep:
     """The traced step; all weights, whose names have one letter, train, scalars included."""
-    model = with_weights(text_model(body), **weights)
+    model = model_of(body, **weights)
     return trace(read_model(model, trainable=["?"]), seed="loss_scale")
 
 

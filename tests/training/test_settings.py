@@ -8,7 +8,7 @@ import pytest
 from onnxgc.errors import TrainingError
 from onnxgc.training import Event, StopTraining, Trainer, cosine
 from tests.api.chains import chain
-from tests.model.model_helpers import text_model, with_weights
+from tests.model.model_helpers import model_of
 from tests.training.samples import samples, unstored
 
 QUICK: dict[str, Any] = {"optimizer": "sgd", "threads": 1, "check": False}
@@ -61,7 +61,7 @@ def test_settings_of_fit_without_effect_are_rejected(how: dict[str, Any], words:
 
 def two_inputs(first: int | str = "N", second: int | str = "N") -> onnx.ModelProto:
     declared = f"(float[{first}, 4] x, float[{second}, 4] z) => (float[{first}, 4] y)"
-    return with_weights(text_model(declared + "{ a = MatMul(x, w) b = MatMul(z, w) y = Sub(a, b) }"), w=np.eye(4))
+    return model_of(declared + "{ a = MatMul(x, w) b = MatMul(z, w) y = Sub(a, b) }", w=np.eye(4))
 
 
 def test_contradicting_shapes_and_batch_are_rejected():
