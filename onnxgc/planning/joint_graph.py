@@ -1,7 +1,5 @@
 """The joint graph of a problem: forward and backward together, on which plans are scheduled and simulated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -50,11 +48,11 @@ class JointGraph:
         by_vertex = sorted(zip(order_numbers, self.step.forward, strict=True), key=lambda entry: entry[0])
         return self.retraced(tuple(operator.name for _, operator in by_vertex))
 
-    def mapped(self, change: Callable[[StepGraph], StepGraph]) -> JointGraph:
+    def mapped(self, change: Callable[[StepGraph], StepGraph]) -> "JointGraph":
         """The joint graph with a changed step, in every order."""
         return JointGraph(change(self.step), self.members, lambda names: change(self.retrace(names)))
 
-    def without_parameter_gradients(self) -> JointGraph:
+    def without_parameter_gradients(self) -> "JointGraph":
         """The same step with parameters' gradients of 0 bytes."""
 
         def without_gradients(step: StepGraph) -> StepGraph:

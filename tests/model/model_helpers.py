@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import numpy_helper, parser
+from onnx import helper, numpy_helper, parser
 
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.files.forward_file import to_proto
@@ -74,10 +74,21 @@ def run(model: onnx.ModelProto, feeds: dict[str, Array], *outputs: str) -> list[
 def run_read(
     model: TrainableModel, feeds: dict[str, Array], *outputs: str, values: dict[str, Array] | None = None
 ) -> list[Any]:
-    """Outputs of a read model; the first is the loss unless `outputs` are named."""
+    """Outputs of a read model, the loss unless `outputs` are named; targets that are not fed are zeros."""
     proto = to_proto(model, values)
     onnx.checker.check_model(proto, full_check=True)
-    return run(proto, feeds, *outputs)
+    kinds = {name: model.types[name] for name in model.targets if name not in feeds}
+    zeros = {name: np.zeros(kind.shape, helper.tensor_dtype_to_np_dtype(kind.dtype)) for name, kind in kinds.items()}
+    return run(proto, feeds | zeros, *outputs)
+
+
+def assert_same_output(
+    source: onnx.ModelProto, model: TrainableModel, feeds: dict[str, Array], rtol: float = 1e-5, atol: float = 1e-6
+) -> Array:
+    """Checks that a read model has the source's output, and returns it."""
+    (expected,), (found,) = run(source, feeds), run_read(model, feeds, *model.outputs)
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
+    return np.asarray(expected)
 
 
 def with_values(model: onnx.ModelProto, values: dict[str, Array]) -> onnx.ModelProto:

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own convention
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.read import read_model
 from tests.gradients.gradient_case import Case, Formula, case, wrong
-from tests.model.model_helpers import model_of, normal, run, run_read
+from tests.model.model_helpers import assert_same_output, model_of, normal
 
 _RUNTIME = ', "com.microsoft": 1'
 
@@ -311,9 +311,7 @@ def test_contrib_operators_become_standard_ones(entry: Case):
     assert set(model.parameters) == set(entry.parameters)
     if entry.rule != "NhwcConv":
         # It has no CPU kernel.
-        (expected,) = run(source, entry.fed())
-        (found,) = run_read(model, {**entry.fed(), "target": np.zeros_like(expected)}, "y")
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        assert_same_output(source, model, entry.fed(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.read import explain_weights, read_model
 from onnxgc.model.static_shapes import control_flow
 from tests.gradients.gradient_case import Case, Formula, case, wrong
-from tests.model.model_helpers import model_of, normal, run, run_read, text_model
+from tests.model.model_helpers import assert_same_output, model_of, normal, run, text_model
 
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 _BRANCHES = """
@@ -307,10 +307,7 @@ def test_gradients_match_torch_and_outputs_the_source_model(entry: Case):
     source = entry.model()
     model = read_model(source, loss="mse", trainable=list(entry.parameters))
     assert not any(node.op in CONTROL_FLOW for node in model.nodes)
-    (expected,) = run(source, entry.fed())
-    feeds = {**entry.fed(), "target": np.zeros_like(expected)}
-    (found,) = run_read(model, feeds, *model.outputs)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert_same_output(source, model, entry.fed())
 
 
 _INNER_WEIGHTS = """(float[2,3] x) => (float[2,3] y) <int64 m = {2}, bool c = {1}> {
@@ -331,9 +328,7 @@ def test_weights_inside_of_bodies_become_weights_of_the_model():
     found = {decision.name: decision for decision in explain_weights(source)}
     assert (found["s"].role, found["w"].role) == ("constant", "parameter")
     assert found["again/w"].reason == "input 1 of Mul 'scale'"
-    (expected,) = run(source, {"x": normal(2, 3)})
-    (result,) = run_read(model, {"x": normal(2, 3), "target": np.zeros((2, 3), np.float32)}, "y")
-    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    assert_same_output(source, model, {"x": normal(2, 3)}, rtol=1e-6)
     assert optimize(source, loss="mse").training_graph.gradient_of.keys() == {"w", "again/w", "k"}
     names = [node.name for node in model.nodes]
     assert {"again/step0/scale", "again/step1/scale"} <= set(names)
@@ -356,9 +351,7 @@ def test_a_data_dependent_branch_without_a_gradient_stays(opset: int, sign: int)
     model = read_model(source, loss="mse")
     assert [node.op for node in model.nodes].count("If") == 1
     assert model.parameters == ("w",)
-    (expected,) = run(source, {"x": entry_x})
-    (found,) = run_read(model, {"x": entry_x, "target": np.zeros_like(expected)}, "y")
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert_same_output(source, model, {"x": entry_x}, rtol=1e-6)
     graph = optimize(source, loss="mse").training_graph
     target = np.zeros((2, 3), np.float32)
     (gradient,) = run(graph.model, {"x": entry_x, "target": target}, graph.gradient_of["w"])
@@ -407,14 +400,11 @@ def test_a_data_dependent_loop_without_a_gradient_stays(opset: int, size: float)
     source = model_of(_DOUBLING, opset=opset, w=w)
     model = read_model(source, loss="mse", freeze=["d"])
     assert [node.op for node in model.nodes].count("Loop") == 1
-    (expected,) = run(source, {"x": x})
-    target = np.zeros_like(expected)
-    (found,) = run_read(model, {"x": x, "target": target}, "y")
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    expected = assert_same_output(source, model, {"x": x}, rtol=1e-6)
     result = optimize(source, loss="mse", freeze=["d"])
     assert any("the data decide how long 'search' runs" in note for note in result.report["notes"])
     graph = result.training_graph
-    (gradient,) = run(graph.model, {"x": x, "target": target}, graph.gradient_of["w"])
+    (gradient,) = run(graph.model, {"x": x, "target": np.zeros_like(expected)}, graph.gradient_of["w"])
     h = expected / (x @ w)
     np.testing.assert_allclose(gradient, 2 / 6 * x.T @ (expected * h), rtol=1e-5)
 

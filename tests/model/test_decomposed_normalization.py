@@ -5,7 +5,7 @@ import pytest
 
 from onnxgc.model.read import explain_weights, read_model
 from onnxgc.model.weight_roles.roles import Role
-from tests.model.model_helpers import model_of, normal, run, run_read
+from tests.model.model_helpers import assert_same_output, model_of, normal
 
 HEAD = "(float[2,3,4,4] x) => (float[2,3,4,4] y) <float eps = {0.00001}, int64[4] s = {1, -1, 1, 1}> {"
 RESHAPED = "g = Reshape(gamma, s) b = Reshape(beta, s) m = Reshape(mean, s) v = Reshape(var, s)"
@@ -39,10 +39,7 @@ def test_running_statistics_do_not_train(form: str):
     model = read_model(source, loss="mse")
     assert set(model.parameters) == {"gamma", "beta"}
     assert any("'mean', 'var' (2 weights): classified as a running statistic" in note for note in model.notes)
-    x = normal(2, 3, 4, 4)
-    (expected,) = run(source, {"x": x})
-    (same,) = run_read(model, {"x": x, "target": expected}, "y")
-    np.testing.assert_allclose(same, expected, rtol=1e-5, atol=1e-6)
+    assert_same_output(source, model, {"x": normal(2, 3, 4, 4)})
     assert "mean" in read_model(source, loss="mse", trainable=["mean"]).parameters
 
 

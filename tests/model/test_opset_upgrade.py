@@ -2,14 +2,13 @@
 
 import re
 
-import numpy as np
 import onnx
 import pytest
 
 from onnxgc.errors import ModelFileError, UnsupportedOperatorError
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import model_of, normal, run, run_read
+from tests.model.model_helpers import assert_same_output, model_of, normal
 
 IMAGE = "(float[2,4,6,6] x) => (float[a,b] y)"
 OLD_AXES = """z = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, w)
@@ -24,9 +23,7 @@ WEIGHTS = {"w": normal(5, 4, 3, 3), "v": normal(3, 5), "b": normal(3)}
 def same_output(source: onnx.ModelProto, x: Array, **options: str) -> None:
     model = read_model(source, loss="mse", **options)  # type: ignore[arg-type]
     assert (model.opset, model.ir_version) == (18, 9)
-    (expected,) = run(source, {"x": x})
-    (found,) = run_read(model, {"x": x, "target": np.zeros_like(expected)}, "y")
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert_same_output(source, model, {"x": x}, atol=1e-5)
 
 
 @pytest.mark.parametrize("opset", [7, 9, 11])

@@ -10,7 +10,7 @@ from onnxgc.api import optimize
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.read import read_model
 from tests.gradients.gradient_case import Case, wrong
-from tests.model.model_helpers import model_of, normal, run, run_read
+from tests.model.model_helpers import assert_same_output, model_of, normal, run
 from tests.model.recurrent_cases import BATCH, CASES, FEATURES, GATES, HIDDEN, STEPS, by_definition
 
 
@@ -26,10 +26,7 @@ def test_forward_equals_the_operator(entry: Case):
     source = entry.model()
     model = read_model(source, loss="mse", trainable=list(entry.parameters))
     assert not any(node.op in GATES for node in model.nodes)
-    (expected,) = run(source, entry.fed())
-    feeds = {**entry.fed(), "target": np.zeros_like(expected)}
-    (found,) = run_read(model, feeds, "out")
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert_same_output(source, model, entry.fed())
 
 
 @pytest.mark.parametrize("operator", GATES)

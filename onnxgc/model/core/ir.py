@@ -4,8 +4,6 @@ A `TrainableModel` is a forward graph that ends in a scalar loss. It is flat, st
 shape, at the target opset, and in topological order. It knows nothing of checkpoints.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,12 +88,12 @@ class Node:
         """Value of an attribute as a Python value (int, float, str, list, TensorProto, ...)."""
         return self.attributes.get(name, default)
 
-    def with_changes(self, **changes: Any) -> Node:
+    def with_changes(self, **changes: Any) -> "Node":
         return replace(self, **changes)
 
     def as_operator(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str] = (), name: str = "", **attributes: Any
-    ) -> Node:
+    ) -> "Node":
         """One of ONNX's own operators in place of this node, by default with its outputs and its name."""
         made = (tuple(outputs) or self.outputs, attributes, name or self.name)
         return Node(op, tuple(inputs), *made, self.origin, op, self.once, "", self.module)
