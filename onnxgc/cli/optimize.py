@@ -147,22 +147,9 @@ class _Planning(Options, panel=PLAN):
 
     def search(self) -> dict[str, Any]:
         """Arguments of `optimize`."""
-        return {
-            "solver": "manual" if self.checkpoints is not None else self.solver,
-            "objective": self.objective,
-            "checkpoints": names_in(self.checkpoints or ""),
-            "budget": self.budget,
-            "extra_time": self.extra_time,
-            "device_memory": self.device_memory,
-            "pareto": self.pareto,
-            "order": None if self.order is None else self.order.value,
-            "plan": self.plan,
-            "device": self.device,
-            "calibrate": self.calibrate,
-            "time_limit": self.time_limit,
-            "step_limit": self.step_limit,
-            "seed": self.seed,
-        }
+        solver = "manual" if self.checkpoints is not None else self.solver
+        chosen = {"solver": solver, "checkpoints": names_in(self.checkpoints or "")}
+        return self.values("largest_batch", "largest") | chosen
 
 
 class _Files(Options, panel=FILES):
@@ -209,18 +196,8 @@ class _Files(Options, panel=FILES):
 
     def emission(self) -> dict[str, Any]:
         """Arguments of `optimize`."""
-        return {
-            "keep_outputs": self.keep_outputs,
-            "optimizer": self.optimizer,
-            "external_data": self.save_external_data,
-            "provider": self.provider,
-            "barriers": self.barriers,
-            "state": self.state,
-            "evaluation": self.evaluation,
-            "loss_model": self.loss_model,
-            "portable": self.portable,
-            "dry_run": self.dry_run,
-        }
+        others = ("save_external_data", "save_plan", "verify_runs", "json_target", "page_target", "quiet", "verbose")
+        return self.values(*others) | {"external_data": self.save_external_data}
 
     def check(self, model: str, target: str, calibrate: str | None, plan: str | None) -> None:
         """Fail if options contradict each other, or if a file is not writable or is one of the others."""
