@@ -10,6 +10,7 @@ from onnx import helper, numpy_helper, parser
 
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.files.forward_file import to_proto
+from onnxgc.model.read import read_model
 
 LIGHT_FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 LIGHT_MODELS = tuple(sorted(path.stem for path in LIGHT_FOLDER.glob("*.onnx")))
@@ -50,6 +51,11 @@ def model_of(
     model = text_model(body, opset=opset, ir_version=ir_version, domains=domains)
     drawn = {name: normal(*value) if isinstance(value, tuple) else value for name, value in values.items()}
     return with_weights(model, **drawn)
+
+
+def read(source: Any, **options: Any) -> TrainableModel:
+    """The model as it is read, with the mean squared error as loss if no other is given."""
+    return read_model(source, **{"loss": "mse", **options})
 
 
 def normal(*shape: int, seed: int = 0) -> Array:

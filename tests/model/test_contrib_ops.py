@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own convention
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.read import read_model
 from tests.gradients.gradient_case import Case, Formula, case, wrong
-from tests.model.model_helpers import assert_same_output, model_of, normal
+from tests.model.model_helpers import assert_same_output, model_of, normal, read
 
 _RUNTIME = ', "com.microsoft": 1'
 
@@ -305,7 +305,7 @@ CASES = [
 def test_contrib_operators_become_standard_ones(entry: Case):
     assert wrong(entry) == {}
     source = entry.model()
-    model = read_model(source, loss="mse")
+    model = read(source)
     assert model.opset == 18
     assert not any(node.domain for node in model.nodes)
     assert set(model.parameters) == set(entry.parameters)
@@ -336,7 +336,7 @@ def test_settings_without_a_standard_form_are_an_error(nodes: str, message: str)
     stored |= {"p": normal(2, 2, 2, 4, 3), "k": np.zeros(8, np.int32)}
     source = model_of(body, opset=14, domains=_RUNTIME, **stored)
     with pytest.raises(UnsupportedOperatorError, match=message):
-        read_model(source, loss="mse")
+        read(source)
 
 
 def test_the_error_names_all_other_operators_outside_of_onnx():
@@ -345,7 +345,7 @@ def test_the_error_names_all_other_operators_outside_of_onnx():
         y = com.microsoft.Inverse(v) }"""
     source = model_of(body, opset=14, domains=_RUNTIME, g=(6,))
     with pytest.raises(ShapeError, match=r"GroupNorm, an operator outside of ONNX \(as are 2 com.microsoft::Inverse\)"):
-        read_model(source, loss="mse")
+        read(source)
 
 
 def test_masks_of_contrib_operators_do_not_train():
@@ -353,7 +353,7 @@ def test_masks_of_contrib_operators_do_not_train():
         q = MatMul(x, w)  y = com.microsoft.MultiHeadAttention<num_heads=2>(q, x, x, "", "", a) }"""
     mask = np.triu(np.full((1, 1, 4, 4), -10000, np.float32), 1)
     source = model_of(body, opset=14, domains=_RUNTIME, w=(6, 6), a=mask)
-    assert read_model(source, loss="mse").parameters == ("w",)
+    assert read(source).parameters == ("w",)
 
 
 def test_an_addition_of_the_runtime_needs_no_import():

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from onnxgc.api import optimize
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
-from onnxgc.model.read import explain_weights, read_model
+from onnxgc.model.read import explain_weights
 from onnxgc.model.static_shapes import control_flow
 from tests.gradients.gradient_case import Case, Formula, case, wrong
-from tests.model.model_helpers import assert_same_output, model_of, normal, run, text_model
+from tests.model.model_helpers import assert_same_output, model_of, normal, read, run, text_model
 
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 _BRANCHES = """
@@ -305,7 +305,7 @@ CASES += [
 def test_gradients_match_torch_and_outputs_the_source_model(entry: Case):
     assert wrong(entry) == {}
     source = entry.model()
-    model = read_model(source, loss="mse", trainable=list(entry.parameters))
+    model = read(source, trainable=list(entry.parameters))
     assert not any(node.op in CONTROL_FLOW for node in model.nodes)
     assert_same_output(source, model, entry.fed())
 
@@ -323,7 +323,7 @@ _INNER_WEIGHTS = """(float[2,3] x) => (float[2,3] y) <int64 m = {2}, bool c = {1
 
 def test_weights_inside_of_bodies_become_weights_of_the_model():
     source = text_model(_INNER_WEIGHTS)
-    model = read_model(source, loss="mse")
+    model = read(source)
     assert set(model.parameters) == {"w", "again/w", "k"}
     found = {decision.name: decision for decision in explain_weights(source)}
     assert (found["s"].role, found["w"].role) == ("constant", "parameter")
@@ -348,7 +348,7 @@ _BY_DATA = """(float[2,3] x) => (float[2,3] y) <float two = {2.}, float half = {
 def test_a_data_dependent_branch_without_a_gradient_stays(opset: int, sign: int):
     source = model_of(_BY_DATA, opset=opset, w=(3, 3))
     entry_x = np.abs(normal(2, 3)) * np.float32(sign)
-    model = read_model(source, loss="mse")
+    model = read(source)
     assert [node.op for node in model.nodes].count("If") == 1
     assert model.parameters == ("w",)
     assert_same_output(source, model, {"x": entry_x}, rtol=1e-6)
@@ -371,13 +371,13 @@ def test_first_states_train_unless_they_are_zero(operator: str, is_zero: bool):
     shape = (2, 3) if operator == "Loop" else (3,)
     state = np.zeros(shape, np.float32) if is_zero else normal(*shape)
     source = model_of(bodies[operator], w=(3,), s=state)
-    assert set(read_model(source, loss="mse").parameters) == ({"w"} if is_zero else {"w", "s"})
+    assert set(read(source).parameters) == ({"w"} if is_zero else {"w", "s"})
 
 
 def test_a_scanned_weight_trains_although_it_is_zero():
     body = f"(float[3] x) => (float[3] y) {{ y = Scan{_SCAN_STEP}(x, b) }}"
     source = model_of(body, w=(3,), b=np.zeros((4, 3), np.float32))
-    assert set(read_model(source, loss="mse").parameters) == {"w", "b"}
+    assert set(read(source).parameters) == {"w", "b"}
 
 
 _SCAN_STEP = """<num_scan_inputs=1, body = step (float[3] h, float[3] part) => (float[3] n) {
@@ -398,7 +398,7 @@ _DOUBLING = """(float[2,3] x) => (float[2,3] y)
 def test_a_data_dependent_loop_without_a_gradient_stays(opset: int, size: float):
     x, w = np.full((2, 3), size, np.float32), normal(3, 3)
     source = model_of(_DOUBLING, opset=opset, w=w)
-    model = read_model(source, loss="mse", freeze=["d"])
+    model = read(source, freeze=["d"])
     assert [node.op for node in model.nodes].count("Loop") == 1
     expected = assert_same_output(source, model, {"x": x}, rtol=1e-6)
     result = optimize(source, loss="mse", freeze=["d"])
@@ -421,7 +421,7 @@ def test_unrolling_has_a_limit_on_operators(operator: str, monkeypatch: pytest.M
     used = {name: value for name, value in weights.items() if operator == "LSTM" or name == "w"}
     source = model_of(bodies[operator], **used)
     with pytest.raises(UnsupportedOperatorError, match=f"{operator} 'it' has .* steps.*limit of 20"):
-        read_model(source, loss="mse")
+        read(source)
 
 
 _SHORT_LOOP = _looped("n = Mul(h, w) after = Identity(before)", "n", 'm, "", x')

@@ -10,9 +10,8 @@ import pytest
 
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.files.forward_file import to_proto
-from onnxgc.model.read import read_model
 from onnxgc.runtime.ort import make_session
-from tests.model.model_helpers import model_of, normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, read, text_model, with_weights
 
 SHAPES = [(2, 4, 64, 64), (7,), (3, 1, 5)]
 MAX_DEVIATION = 5.0
@@ -26,7 +25,7 @@ def counted(
     size = ",".join(map(str, shape))
     body = f"({kind}[{size}] x) => ({kind}[{size}] y{outputs}) {{ z = Mul(x, w)  {nodes} }}"
     weight = np.ones(shape, np.float16 if kind == "float16" else np.float32)
-    return read_model(model_of(body, w=weight, **values), loss="mse", counted_draws=True)
+    return read(model_of(body, w=weight, **values), counted_draws=True)
 
 
 class Draws:
@@ -183,5 +182,5 @@ def test_the_input_exists_only_if_numbers_are_drawn():
     assert counted("draw = Tanh(z)  y = Dropout(draw)", (2, 3)).draw == "draw_2"
     assert counted("y = Dropout(z, r)", (2, 3), r=0.0).draw == ""
     body = text_model("(float[2,3] x) => (float[2,3] y) { z = Mul(x, w)  y = Dropout(z) }")
-    model = read_model(with_weights(body, w=normal(3)), loss="mse")
+    model = read(with_weights(body, w=normal(3)))
     assert (model.draw, [node.op for node in model.nodes][:2]) == ("", ["Mul", "Dropout"])

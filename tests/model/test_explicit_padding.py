@@ -9,8 +9,7 @@ import pytest
 from onnxgc.api import optimize
 from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.model.core.ir import Array
-from onnxgc.model.read import read_model
-from tests.model.model_helpers import model_of, normal, run, run_read
+from tests.model.model_helpers import model_of, normal, read, run, run_read
 
 SIDES = ("SAME_UPPER", "SAME_LOWER")
 
@@ -20,7 +19,7 @@ def pooled(operator: str, kernel: int, stride: int, side: str, size: int) -> tup
         z = Mul(x, w)
         y = {operator}<kernel_shape=[{kernel}], strides=[{stride}], auto_pad="{side}">(z) }}"""
     source = model_of(body, w=np.ones(size))
-    model = read_model(source, loss="mse")
+    model = read(source)
     assert not any("auto_pad" in node.attributes for node in model.nodes)
     (found,) = run_read(model, {"x": normal(1, 2, size)}, "y")
     return source, found
@@ -52,7 +51,7 @@ def test_auto_pad_with_dilations_is_an_error():
     body = """(float[1,1,9] x) => (float[1,1,9] y) {
         z = Mul(x, w)  [pool] y = MaxPool<kernel_shape=[2], dilations=[2], auto_pad="SAME_UPPER">(z) }"""
     with pytest.raises(UnsupportedOperatorError, match="MaxPool 'pool' has auto_pad and dilations"):
-        read_model(model_of(body, w=(9,)), loss="mse")
+        read(model_of(body, w=(9,)))
 
 
 def test_a_model_that_onnx_runtime_rejects_trains():

@@ -6,7 +6,7 @@ import pytest
 
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import model_of, normal, run_read, text_model
+from tests.model.model_helpers import model_of, normal, read, run_read, text_model
 
 
 def linear(shape: tuple[int, ...], *nodes: str, opset: int = 18, dtype: str = "float") -> onnx.ModelProto:
@@ -121,7 +121,7 @@ def test_the_loss_of_other_types_is_float32():
     labels = np.asarray([0, 1, 2, 3])
     assert loss_of(model, x, labels) == pytest.approx(cross_entropy(x.astype(np.float32), labels, 1), rel=1e-5)
     assert model.types["y"].dtype == onnx.TensorProto.FLOAT16
-    model = read_model(linear((4, 5), dtype="double"), loss="mse")
+    model = read(linear((4, 5), dtype="double"))
     x = normal(4, 5).astype(np.float64)
     assert loss_of(model, x, x * 0) == pytest.approx(float(np.mean(x**2)), rel=1e-6)
 

@@ -8,8 +8,7 @@ from onnx import TensorProto, helper
 
 from onnxgc.model.core.ir import Array
 from onnxgc.model.core.lossless_casts import keeps_all_values
-from onnxgc.model.read import read_model
-from tests.model.model_helpers import assert_same_output, model_of, normal
+from tests.model.model_helpers import assert_same_output, model_of, normal, read
 
 TYPES = (
     *(TensorProto.BOOL, TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
@@ -72,7 +71,7 @@ def casts(start: str, chain: list[str]) -> list[str]:
     nodes = f"z = MatMul(x, w)  {start}  {'  '.join(steps)}  y = Mul(z, {names[-1]})"
     body = f"(float[4,6] x) => (float[4,6] y) {{ {nodes} }}"
     source = model_of(body, w=(6, 6), zero=np.zeros(()))
-    model = read_model(source, loss="mse")
+    model = read(source)
     assert_same_output(source, model, {"x": normal(4, 6, seed=1)}, rtol=0, atol=0)
     left = [node for node in model.nodes if node.op == "Cast"]
     return [onnx.TensorProto.DataType.Name(int(node.attribute("to"))) for node in left]

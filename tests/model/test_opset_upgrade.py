@@ -7,8 +7,7 @@ import pytest
 
 from onnxgc.errors import ModelFileError, UnsupportedOperatorError
 from onnxgc.model.core.ir import Array
-from onnxgc.model.read import read_model
-from tests.model.model_helpers import assert_same_output, model_of, normal
+from tests.model.model_helpers import assert_same_output, model_of, normal, read
 
 IMAGE = "(float[2,4,6,6] x) => (float[a,b] y)"
 OLD_AXES = """z = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, w)
@@ -21,7 +20,7 @@ WEIGHTS = {"w": normal(5, 4, 3, 3), "v": normal(3, 5), "b": normal(3)}
 
 
 def same_output(source: onnx.ModelProto, x: Array, **options: str) -> None:
-    model = read_model(source, loss="mse", **options)  # type: ignore[arg-type]
+    model = read(source, **options)  # type: ignore[arg-type]
     assert (model.opset, model.ir_version) == (18, 9)
     assert_same_output(source, model, {"x": x}, atol=1e-5)
 
@@ -47,7 +46,7 @@ def test_newer_opsets(opset: int):
 def test_names_of_tensors_and_nodes_are_kept():
     body = """(float[2,4,6,6] x) => (float[2,5] y) {
         [conv] z = Conv(x, w)  [pool] y = ReduceSum<axes=[2,3],keepdims=0>(z) }"""
-    model = read_model(model_of(body, opset=9, w=WEIGHTS["w"]), loss="mse")
+    model = read(model_of(body, opset=9, w=WEIGHTS["w"]))
     assert [(node.name, node.outputs[0]) for node in model.nodes[:2]] == [("conv", "z"), ("pool", "y")]
 
 
@@ -76,7 +75,7 @@ def test_functions_are_expanded_at_the_target_opset(opset: int, nodes: str, expa
     used = {name: value for name, value in values.items() if re.search(rf"[ ,]{name}[,)]", body)}
     source = model_of(body, opset=opset, ir_version=10, **used)
     same_output(source, normal(2, 4, 6, 6))
-    model = read_model(source, loss="mse")
+    model = read(source)
     assert set(model.parameters) == used.keys()
     assert not any(node.op in (expanded, "CastLike", "Shape", "Identity") for node in model.nodes)
     if opset > 18:
@@ -86,7 +85,7 @@ def test_functions_are_expanded_at_the_target_opset(opset: int, nodes: str, expa
 def test_a_model_keeps_its_opset_and_the_note_lists_every_operator_without_an_equivalent():
     body = """(float[2,4] x) => (float[2,4] y) <int64[4] p = {0, 1, 0, 1}> {
         z = Mul(x, w)  q = Cast<to=17>(z)  r = Cast<to=1>(q)  [wrap] y = Pad<mode="wrap">(r, p) }"""
-    model = read_model(model_of(body, opset=21, ir_version=10, w=(4,)), loss="mse")
+    model = read(model_of(body, opset=21, ir_version=10, w=(4,)))
     assert model.opset == 21
     (note,) = [note for note in model.notes if "stays at opset 21" in note]
     assert "Cast of float8e4m3fn needs a newer opset" in note
@@ -122,4 +121,4 @@ def test_hardmax_over_several_dimensions_keeps_its_meaning(call: str):
 def test_older_forms_are_refused(body: str, opset: int, kind: type[Exception], message: str):
     source = model_of(body, opset=opset, ir_version=4, w=(4,))
     with pytest.raises(kind, match=message):
-        read_model(source, loss="mse")
+        read(source)

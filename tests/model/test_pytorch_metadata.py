@@ -4,9 +4,9 @@ import numpy as np
 import onnx
 
 from onnxgc.model.core.ir import Array
-from onnxgc.model.read import explain_weights, read_model
+from onnxgc.model.read import explain_weights
 from onnxgc.model.weight_roles.roles import Role
-from tests.model.model_helpers import model_of, normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, read, text_model, with_weights
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
@@ -50,7 +50,7 @@ def test_marks_of_the_newer_exporter_decide():
 def test_a_weight_folded_from_a_parameter_trains_and_one_folded_from_constants_does_not():
     model = exported({"w": {KIND: "PARAMETER"}, "t": {FOLDED: "['layer.g', 'layer.v']"}})
     assert parameters(model) == ["w", "t"]
-    notes = read_model(model, loss="mse").notes
+    notes = read(model).notes
     assert any("computed from 'layer.g', 'layer.v'" in note and "optimize=False" in note for note in notes)
     assert parameters(exported({"w": {KIND: "PARAMETER"}, "t": {FOLDED: "val_1,val_2"}})) == ["w"]
 
@@ -67,7 +67,7 @@ x: USER_INPUT
     model = exported(marks)
     model.graph.metadata_props.add(key=SIGNATURE, value=signature)
     assert parameters(model) == ["w", "t"]
-    (note,) = (note for note in read_model(model, loss="mse").notes if "computed from" in note)
+    (note,) = (note for note in read(model).notes if "computed from" in note)
     assert note.startswith("the exporter stored values computed from 'table', which")
 
 
@@ -75,7 +75,7 @@ def test_a_note_names_parameters_that_the_exporter_removed():
     signature = "p_w: PARAMETER target='w'\np_gone: PARAMETER target='gone'\nb_k: BUFFER target='mean'\n"
     model = exported({"w": {KIND: "PARAMETER"}})
     model.graph.metadata_props.add(key=SIGNATURE, value=signature)
-    notes = [note for note in read_model(model, loss="mse").notes if "not in the file" in note]
+    notes = [note for note in read(model).notes if "not in the file" in note]
     assert len(notes) == 1
     assert notes[0].startswith("parameters of the module are not in the file: 'gone'; forward does not use")
 
@@ -84,7 +84,7 @@ def test_a_note_asks_about_a_learned_exponent():
     body = "(float[2,4] x) => (float[2,4] y) { a = MatMul(x, w) y = Pow(a, e) }"
     model = by_older(model_of(body, w=(4, 4), e=np.full((1,), 3, np.float32)))
     model.producer_name = "pytorch"
-    notes = read_model(model, loss="mse").notes
+    notes = read(model).notes
     assert any(note.startswith("'e': classified as a constant, like all single numbers") for note in notes)
 
 
@@ -97,7 +97,7 @@ def test_a_weight_with_a_folded_normalisation_trains_and_a_note_reports_it():
     signature = "p_w: PARAMETER target='w'\np_v: PARAMETER target='v'\nx: USER_INPUT"
     model.graph.metadata_props.add(key=SIGNATURE, value=signature)
     assert parameters(model) == ["w", "w_bias", "v"]
-    (note,) = (note for note in read_model(model, loss="mse").notes if "computed from" in note)
+    (note,) = (note for note in read(model).notes if "computed from" in note)
     assert note.startswith("the exporter stored values computed from 'w', which")
 
 
@@ -108,7 +108,7 @@ def test_a_marked_parameter_trains_regardless_of_its_use():
     for name in ("w", "c"):
         model.graph.value_info.add(name=name).metadata_props.add(key=KIND, value="PARAMETER")
     assert parameters(model) == ["w", "c"]
-    assert not any("freeze" in note for note in read_model(model, loss="mse").notes)
+    assert not any("freeze" in note for note in read(model).notes)
 
 
 def by_older(model: onnx.ModelProto) -> onnx.ModelProto:

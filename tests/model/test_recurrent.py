@@ -8,9 +8,8 @@ from onnx import numpy_helper
 
 from onnxgc.api import optimize
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
-from onnxgc.model.read import read_model
 from tests.gradients.gradient_case import Case, wrong
-from tests.model.model_helpers import assert_same_output, model_of, normal, run
+from tests.model.model_helpers import assert_same_output, model_of, normal, read, run
 from tests.model.recurrent_cases import BATCH, CASES, FEATURES, GATES, HIDDEN, STEPS, by_definition
 
 
@@ -24,7 +23,7 @@ def test_gradients_equal_those_of_the_equations(entry: Case, solver: str | None)
 @pytest.mark.parametrize("entry", [entry for entry in CASES if "batch first" not in entry.name], ids=str)
 def test_forward_equals_the_operator(entry: Case):
     source = entry.model()
-    model = read_model(source, loss="mse", trainable=list(entry.parameters))
+    model = read(source, trainable=list(entry.parameters))
     assert not any(node.op in GATES for node in model.nodes)
     assert_same_output(source, model, entry.fed())
 
@@ -68,7 +67,7 @@ def _plain(operator: str, attributes: str = "", inputs: str = "x, w, r", **shape
 
 
 def test_steps_have_readable_names():
-    model = read_model(_plain("LSTM"), loss="mse")
+    model = read(_plain("LSTM"))
     assert model.parameters == ("w", "r")
     assert {"cell/step0/gates", "cell/step3/c"} <= {node.name for node in model.nodes}
     assert {node.origin for node in model.nodes if node.name.startswith("cell/")} == {"cell"}
@@ -76,11 +75,11 @@ def test_steps_have_readable_names():
 
 def test_initial_states_train_unless_they_are_zero():
     source = _plain("LSTM", inputs='x, w, r, "", "", h, c', h=(1, BATCH, HIDDEN), c=(1, BATCH, HIDDEN))
-    assert set(read_model(source, loss="mse").parameters) == {"w", "r", "h", "c"}
+    assert set(read(source).parameters) == {"w", "r", "h", "c"}
     for tensor in source.graph.initializer:
         if tensor.name == "c":
             tensor.CopyFrom(numpy_helper.from_array(np.zeros((1, BATCH, HIDDEN), np.float32), "c"))
-    assert set(read_model(source, loss="mse").parameters) == {"w", "r", "h"}
+    assert set(read(source).parameters) == {"w", "r", "h"}
 
 
 @pytest.mark.parametrize(
@@ -93,16 +92,16 @@ def test_initial_states_train_unless_they_are_zero():
 )
 def test_settings_that_onnx_does_not_define_are_refused(operator: str, attributes: str, message: str):
     with pytest.raises(UnsupportedOperatorError, match=message):
-        read_model(_plain(operator, attributes), loss="mse")
+        read(_plain(operator, attributes))
 
 
 def test_weights_that_do_not_fit_are_refused():
     with pytest.raises(ShapeError, match=r"GRU 'cell' needs \[1, 15, 2\] as its input 1 \('w'\)"):
-        read_model(_plain("GRU", w=(1, 10, FEATURES)), loss="mse")
+        read(_plain("GRU", w=(1, 10, FEATURES)))
 
 
 def test_the_projection_of_the_input_is_split_into_chunks():
     # A single product for all steps would be recomputed as a whole with every step.
-    model = read_model(_plain("GRU"), loss="mse")
+    model = read(_plain("GRU"))
     products = [node for node in model.nodes if node.op == "Gemm" and "x_zr" in node.outputs[0]]
     assert [model.types[node.outputs[0]].shape for node in products] == [(9, 2 * HIDDEN), (6, 2 * HIDDEN)]

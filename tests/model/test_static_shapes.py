@@ -4,12 +4,11 @@ import pytest
 from onnx import helper
 
 from onnxgc.model.core.ir import TrainableModel
-from onnxgc.model.read import read_model
-from tests.model.model_helpers import assert_same_output, model_of, normal
+from tests.model.model_helpers import assert_same_output, model_of, normal, read
 
 
 def mse(model: onnx.ModelProto, **shapes: tuple[int, ...]) -> TrainableModel:
-    return read_model(model, input_shapes=shapes, loss="mse")
+    return read(model, input_shapes=shapes)
 
 
 def test_symbolic_dimensions_become_one_with_a_note():
@@ -90,7 +89,7 @@ def test_parameters_are_not_folded_and_keep_their_names_if_frozen():
     model = mse(source)
     assert [node.op for node in model.nodes[:3]] == ["Transpose", "Mul", "MatMul"]
     assert model.parameters == ("w", "b")
-    frozen = read_model(source, freeze=["w"], loss="mse")
+    frozen = read(source, freeze=["w"])
     assert frozen.parameters == ("b",)
     assert "w" in frozen.weights
 

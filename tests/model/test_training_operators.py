@@ -5,8 +5,7 @@ import torch
 
 from onnxgc.api import optimize
 from onnxgc.model.core.ir import Array, TrainableModel
-from onnxgc.model.read import read_model
-from tests.model.model_helpers import model_of, normal, run, run_read
+from tests.model.model_helpers import model_of, normal, read, run, run_read
 
 STATISTICS = {"g": normal(3, seed=1), "b": normal(3, seed=2), "m": normal(3, seed=3), "v": np.abs(normal(3, seed=4))}
 
@@ -31,7 +30,7 @@ def normalised(x: Array, epsilon: float) -> Array:
 @pytest.mark.parametrize("shape", [(6, 3), (2, 3, 2, 3, 2)])
 def test_batch_statistics_and_running_updates(shape: tuple[int, ...]):
     source = bn_model("<epsilon=0.001, momentum=0.8>", shape=",".join(map(str, shape)))
-    model = read_model(source, loss="mse")
+    model = read(source)
     x = (normal(*shape) * 2 + 5).astype(np.float32)
     feeds = {"x": x, "target": np.zeros(shape, np.float32)}
     y, mean, variance = run_read(model, feeds, "y", "m_new", "v_new")
@@ -42,7 +41,7 @@ def test_batch_statistics_and_running_updates(shape: tuple[int, ...]):
 
 
 def test_nodes_of_a_lowered_batch_normalization():
-    model = read_model(bn_model(), loss="mse")
+    model = read(bn_model())
     (bn,) = [node for node in model.nodes if node.op == "BatchNormalization"]
     assert (bn.rule, bn.outputs, bn.once) == ("BatchNormalization.batch", ("y",), False)
     assert bn.inputs[:3] == ("x", "g", "b")
@@ -65,14 +64,14 @@ def test_nodes_of_a_lowered_batch_normalization():
     ],
 )
 def test_all_forms_of_batch_normalization_are_equivalent(attributes: str, opset: int, outputs: str):
-    model = read_model(bn_model(attributes, opset=opset, outputs=outputs), loss="mse")
+    model = read(bn_model(attributes, opset=opset, outputs=outputs))
     x = normal(2, 3, 4, 5)
     (y,) = run_read(model, {"x": x}, "y")
     np.testing.assert_allclose(y, normalised(x.astype(np.float64), 1e-5), rtol=1e-4, atol=1e-5)
 
 
 def test_frozen_scale_keeps_batch_statistics():
-    model = read_model(bn_model(), freeze=["g"], loss="mse")
+    model = read(bn_model(), freeze=["g"])
     assert model.parameters == ("b",)
     assert len(model.statistics) == 2
 
@@ -80,7 +79,7 @@ def test_frozen_scale_keeps_batch_statistics():
 def test_nodes_update_a_shared_running_statistic_one_after_the_other():
     body = """(float[2,3,4,5] x) => (float[2,3,4,5] y) {
         z = BatchNormalization(x, g, b, m, v)  r = Relu(z)  y = BatchNormalization(r, g, b, m, v) }"""
-    model = read_model(model_of(body, opset=15, **STATISTICS), loss="mse")
+    model = read(model_of(body, opset=15, **STATISTICS))
     x = normal(2, 3, 4, 5)
     (mean,) = run_read(model, {"x": x}, model.statistics[0].updated)
     first = 0.9 * STATISTICS["m"] + 0.1 * x.mean((0, 2, 3))
@@ -93,7 +92,7 @@ def test_nodes_update_a_shared_running_statistic_one_after_the_other():
 def dropout_model(nodes: str, opset: int = 18) -> TrainableModel:
     body = f"""(float[64,64] x) => (float[64,64] y) <float half = {{0.5}}, float none = {{0.0}}> {{
         z = Mul(x, w)  {nodes} }}"""
-    return read_model(model_of(body, opset=opset, w=(64,)), loss="mse")
+    return read(model_of(body, opset=opset, w=(64,)))
 
 
 def test_dropout_is_on_and_seeded():
@@ -137,12 +136,12 @@ def test_identities_are_removed_but_output_names_stay(nodes: str, left: list[str
 def test_unread_indices_are_removed():
     body = """(float[1,2,8,8] x) => (float[1,2,4,4] y) {
         z = Mul(x, w)  y, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(z) }"""
-    model = read_model(model_of(body, w=(8,)), loss="mse")
+    model = read(model_of(body, w=(8,)))
     assert model.nodes[1].outputs == ("y",)
 
 
 def test_one_value_per_channel_has_a_note():
-    model = read_model(bn_model(shape="1,3,1,1"), loss="mse")
+    model = read(bn_model(shape="1,3,1,1"))
     assert any("'bn' reads one value per channel" in note for note in model.notes)
     (variance,) = run_read(model, {"x": normal(1, 3, 1, 1)}, "v_new")
     np.testing.assert_allclose(variance, 0.9 * STATISTICS["v"], rtol=1e-6)
@@ -150,7 +149,7 @@ def test_one_value_per_channel_has_a_note():
 
 def test_freeze_bn_keeps_the_running_statistics():
     source = bn_model()
-    model = read_model(source, loss="mse", freeze_bn=True)
+    model = read(source, freeze_bn=True)
     x = normal(2, 3, 4, 5)
     (y,) = run_read(model, {"x": x}, "y")
     mean, variance = per_channel(STATISTICS["m"], 4), per_channel(STATISTICS["v"], 4)
@@ -164,7 +163,7 @@ def test_freeze_bn_keeps_the_running_statistics():
 def test_float32_statistics_keep_their_type_beside_a_float16_input():
     body = "(float16[4,3,4,5] x) => (float16[4,3,4,5] y) { y = BatchNormalization(x, g, b, m, v) }"
     values = {name: value.astype(np.float16) if name in "gb" else value for name, value in STATISTICS.items()}
-    model = read_model(model_of(body, opset=15, **values), loss="mse")
+    model = read(model_of(body, opset=15, **values))
     (bn,) = [node for node in model.nodes if node.op == "BatchNormalization"]
     assert {model.types[name].dtype for name in (*bn.inputs[3:], "m_new")} == {onnx.TensorProto.FLOAT}
 
@@ -173,7 +172,7 @@ def test_float16_statistics_are_computed_in_float32():
     kind = "float16[2,3,4,5]"
     body = f"({kind} x) => ({kind} y) {{ y = BatchNormalization(x, g, b, m, v) }}"
     halves = {name: value.astype(np.float16) for name, value in STATISTICS.items()}
-    model = read_model(model_of(body, opset=15, **halves), loss="mse")
+    model = read(model_of(body, opset=15, **halves))
     # Squares of these overflow float16.
     x = (normal(2, 3, 4, 5) * 150).astype(np.float16)
     mean, variance = run_read(model, {"x": x}, "m_new", "v_new")
@@ -193,13 +192,13 @@ MIXED = """(float[2,3,4,5] x) => (float[2,3,4,5] y) {
 def test_batch_normalization_marked_as_evaluation_keeps_its_statistics():
     others = {f"{name}2": value for name, value in STATISTICS.items()}
     source = model_of(MIXED % (0, 1), opset=15, **STATISTICS, **others)
-    model = read_model(source, loss="mse")
+    model = read(source)
     assert [statistic.name for statistic in model.statistics] == ["m2", "v2"]
     assert any("'first' keeps its running statistics" in note for note in model.notes)
     for modes in ((0, 0), (1, 1)):
         source = model_of(MIXED % modes, opset=15, **STATISTICS, **others)
-        assert len(read_model(source, loss="mse").statistics) == 4
-    assert read_model(source, loss="mse", freeze_bn=True).statistics == ()
+        assert len(read(source).statistics) == 4
+    assert read(source, freeze_bn=True).statistics == ()
 
 
 def test_mean_variance_normalization_of_a_constant_channel():

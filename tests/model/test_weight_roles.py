@@ -9,7 +9,7 @@ import pytest
 from onnxgc.errors import NoParametersError
 from onnxgc.model.read import explain_weights, read_model
 from onnxgc.model.weight_roles.roles import Role
-from tests.model.model_helpers import model_of, normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, read, text_model, with_weights
 
 
 def roles(model: onnx.ModelProto, **options: list[str]) -> dict[str, str]:
@@ -72,7 +72,7 @@ def test_uses_of_parameters(case: str):
     found = roles(model)
     assert {name: found[name] for name in shapes} == dict.fromkeys(shapes, "parameter")
     if "Attention" not in body:
-        assert set(read_model(model, loss="mse").parameters) == shapes.keys()
+        assert set(read(model).parameters) == shapes.keys()
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_uses_of_constants(nodes: str, value: np.ndarray):
 def test_a_weight_that_is_part_of_an_output_trains_with_a_note():
     body = """(float[2,5,4] x) => (float[2,6,4] y) <int64[3] s = {2, 1, 4}> {
         z = MatMul(x, m)  e = Expand(w, s)  y = Concat<axis=1>(e, z) }"""
-    model = read_model(model_of(body, m=(4, 4), w=(1, 1, 4)), loss="mse")
+    model = read(model_of(body, m=(4, 4), w=(1, 1, 4)))
     assert model.parameters == ("m", "w")
     assert "parameter 'w' is copied into output 'y'; if it is not learned, pass --freeze 'w'" in model.notes
 
@@ -114,7 +114,7 @@ def test_neutral_values_of_a_group_normalisation_are_constants():
         r = Reshape(x, t)  n = InstanceNormalization(r, one, zero)  u = Reshape(n, s)
         v = Mul(u, g)  y = Add(v, b) }"""
     source = model_of(body, g=(4, 1), b=(4, 1))
-    assert read_model(source, loss="mse").parameters == ("g", "b")
+    assert read(source).parameters == ("g", "b")
 
 
 def test_frequencies_of_positions_are_constants():
@@ -184,7 +184,7 @@ def test_the_note_on_constants_counts_them():
         n = Add(c, other)  y = Mul(n, half) }"""
     values: dict[str, Any] = {"w": normal(3, 3), "low": np.float32(0.25), "half": np.float32(0.5)}
     values |= {"mask": np.array([0, 1, 1], np.float32), "other": np.array([0, -1e9, 0], np.float32)}
-    notes = read_model(model_of(body, **values), loss="mse").notes
+    notes = read(model_of(body, **values)).notes
     assert (
         "floating-point tensors that do not train: 'mask', 'other' (2 weights), and 2 single numbers; "
         "`onnxgc inspect` lists the reasons, and --trainable +NAME trains one"
@@ -198,8 +198,8 @@ def test_globs_match_literal_brackets_and_respect_case():
         node.input[1] = f"layers[{index}].weight"
     model = with_weights(model, **{f"layers[{index}].weight": normal(3, 3) for index in range(2)})
     for glob in ("layers[0].*", "layers[[]0].weight", "layers?0?.*"):
-        assert read_model(model, loss="mse", freeze=[glob]).parameters == ("layers[1].weight",)
-    assert read_model(model, loss="mse", trainable=["layers[1]*"]).parameters == ("layers[1].weight",)
+        assert read(model, freeze=[glob]).parameters == ("layers[1].weight",)
+    assert read(model, trainable=["layers[1]*"]).parameters == ("layers[1].weight",)
     with pytest.raises(NoParametersError, match="matches no weight"):
         read_model(model, freeze=["Layers*"])
 
@@ -209,7 +209,7 @@ def test_outputs_that_are_updated_statistics_are_dropped_with_a_note():
         h = MatMul(x, w)
         y, new_mean, new_variance = BatchNormalization<training_mode=1>(h, g, b, mean, v) }"""
     values = {"w": normal(3, 3), "g": normal(3), "b": normal(3), "mean": normal(3), "v": np.ones(3)}
-    found = read_model(model_of(body, **values), loss="mse")
+    found = read(model_of(body, **values))
     assert [statistic.name for statistic in found.statistics] == ["mean", "v"]
     assert found.outputs == ("y",)
     expected = "output 'new_mean' is the running statistic 'mean' after a step; in the training file it is"
@@ -256,7 +256,7 @@ def test_a_shared_running_statistic_becomes_a_separate_weight():
         h = MatMul(x, w)  n = BatchNormalization(h, one, zero, zero, one)  y = MatMul(n, w)
     }"""
     ones, zeros = np.ones(3, np.float32), np.zeros(3, np.float32)
-    model = read_model(model_of(body, w=(3, 3), one=ones, zero=zeros), loss="mse")
+    model = read(model_of(body, w=(3, 3), one=ones, zero=zeros))
     assert set(model.parameters) == {"w", "one", "zero"}
     statistics = [statistic.name for statistic in model.statistics]
     assert len(statistics) == 2
