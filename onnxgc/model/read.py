@@ -25,7 +25,8 @@ from onnxgc.model.static_shapes.shape_walk import infer_shapes, require_static_s
 from onnxgc.model.training_mode.batch_statistics import with_batch_statistics, with_separate_statistics
 from onnxgc.model.training_mode.counter_based_random import with_counter_based_random
 from onnxgc.model.training_mode.explicit_padding import with_explicit_pads, with_floor_pooling
-from onnxgc.model.training_mode.loss import LossChoice, choose_loss, with_loss
+from onnxgc.model.training_mode.loss import LossChoice, choose_loss
+from onnxgc.model.training_mode.loss_formulas import with_loss
 from onnxgc.model.training_mode.reject_quantized import check_not_quantized
 from onnxgc.model.training_mode.runtime_safe_forms import without_runtime_faults
 from onnxgc.model.training_mode.training_operators import (

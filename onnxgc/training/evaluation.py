@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from onnxgc.runtime.io_binding import BoundSession
-from onnxgc.training.data import IGNORED_LABEL, Batch, fitting_batch, samples_of
+from onnxgc.training.data import Batch, fitting_batch, samples_of
 from onnxgc.training.training_file import TrainingFile
 
 
@@ -36,7 +36,8 @@ def evaluate(
         evaluation.session.run(batch)
         if file.classes is not None and file.target in batch:
             labels = batch[file.target]
-            counts = labels != IGNORED_LABEL
+            known = file.labels.get(file.target)
+            counts = labels != (None if known is None else known.ignored)
             weight = int(counts.sum())
             scores = evaluation.session.result(evaluation.outputs[0])
             if scores.ndim > labels.ndim + 1:
