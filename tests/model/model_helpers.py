@@ -44,13 +44,11 @@ def with_weights(model: onnx.ModelProto, **values: Array) -> onnx.ModelProto:
     return copy
 
 
-def model_of(
-    body: str, *, opset: int = 18, ir_version: int = 8, domains: str = "", **values: Array | tuple[int, ...]
-) -> onnx.ModelProto:
-    """The model of a text with these initializers: values, or shapes of drawn ones."""
-    model = text_model(body, opset=opset, ir_version=ir_version, domains=domains)
-    drawn = {name: normal(*value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return with_weights(model, **drawn)
+def model_of(body: str, **given: Any) -> onnx.ModelProto:
+    """The model of a text with initializers (values, or shapes of drawn ones) and the settings of `text_model`."""
+    settings = {key: given.pop(key) for key in ("opset", "ir_version", "domains") if key in given}
+    drawn = {name: normal(*value) if isinstance(value, tuple) else value for name, value in given.items()}
+    return with_weights(text_model(body, **settings), **drawn)
 
 
 def read(source: Any, **options: Any) -> TrainableModel:

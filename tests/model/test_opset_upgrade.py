@@ -20,7 +20,7 @@ WEIGHTS = {"w": normal(5, 4, 3, 3), "v": normal(3, 5), "b": normal(3)}
 
 
 def same_output(source: onnx.ModelProto, x: Array, **options: str) -> None:
-    model = read(source, **options)  # type: ignore[arg-type]
+    model = read(source, **options)
     assert (model.opset, model.ir_version) == (18, 9)
     assert_same_output(source, model, {"x": x}, atol=1e-5)
 
