@@ -117,6 +117,10 @@ class OptimizerName(StrEnum):
     NONE = "none"
     SGD = "sgd"
     ADAMW = "adamw"
+    ADAM = "adam"
+    RMSPROP = "rmsprop"
+    ADAGRAD = "adagrad"
+    LION = "lion"
 
 
 BUDGET_HELP = (
@@ -124,7 +128,11 @@ BUDGET_HELP = (
     "min for the lowest peak found."
 )
 Model = Annotated[str, Argument(help="Forward ONNX model, exported by any framework.")]
-LOSS = Option("auto", help="Loss: auto, cross-entropy, mse, bce, l1, or the name of a scalar output.")
+LOSS = Option(
+    "auto",
+    help="Loss: auto, cross-entropy, mse, bce, l1, huber, smooth-l1, focal, cosine, with settings as in "
+    "'cross-entropy(smoothing=0.1)', or the name of a scalar output.",
+)
 LOSS_MODEL = Option(
     None,
     rich_help_panel=MODEL,

@@ -87,8 +87,8 @@ def read_model(
 ) -> TrainableModel:
     """The model as a static forward graph in training mode that ends in a scalar loss.
 
-    `input_shapes` replaces the shapes of inputs by name. `loss` is `auto`, `cross-entropy`, `mse`,
-    `bce`, `l1` or the name of a scalar output. `trainable` and `freeze` are globs of weight names
+    `input_shapes` replaces the shapes of inputs by name. `loss` is `auto`, a kind with or
+    without settings, or the name of a scalar output. `trainable` and `freeze` are globs of weight names
     that override inferred roles. With `freeze_bn` BatchNormalization keeps the running statistics
     of the file; with `untie` nodes that share a parameter in the same role get one each; with
     `counted_draws` random numbers depend on the number of the run, an input. `provider` is the execution

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from onnxgc.api.pipeline import optimize
 from onnxgc.errors import OnnxgcError, OutputFileError, TrainingError
-from onnxgc.training import SGD, AdamW, Event, Trainer, cosine, step, with_warm_up
+from onnxgc.training import SGD, AdamW, Event, Trainer, cosine, one_cycle, step, with_warm_up
 from tests.api.chains import chain
 from tests.model.model_helpers import normal, text_model, with_weights
 from tests.training.networks import digits, digits_network
@@ -209,6 +209,15 @@ def test_samples_are_shuffled_by_the_seed():
 
 def test_learning_rates():
     assert [step(1.0, 2, 0.5)(done) for done in range(5)] == [1, 1, 0.5, 0.5, 0.25]
+    torch = pytest.importorskip("torch")
+    for total in (1, 4, 30):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=total)
+        for done in range(total):
+            assert one_cycle(0.5, total)(done) == pytest.approx(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            if done < total - 1:
+                schedule.step()
     rates = [cosine(1.0, 4, 0.2)(done) for done in range(6)]
     np.testing.assert_allclose(rates, [1, 0.2 + 0.8 * (2 + 2**0.5) / 4, 0.6, 0.2 + 0.8 * (2 - 2**0.5) / 4, 0.2, 0.2])
     warm = with_warm_up(lambda _: 1.0, 4)
@@ -250,12 +259,21 @@ def sequences() -> onnx.ModelProto:
 
 def test_accuracy_follows_the_class_axis_and_scalars_are_saved(tmp_path: Path):
     draw = np.random.default_rng(1)
-    data = {"x": draw.standard_normal((16, 5, 6)).astype(np.float32), "labels": draw.integers(0, 4, (16, 5))}
+    data: dict[str, Any] = {"x": draw.standard_normal((16, 5, 6)).astype(np.float32)}
+    data["labels"] = draw.integers(0, 4, (16, 5))
     how: dict[str, Any] = {"loss": "cross-entropy", "trainable": ("w", "temperature"), "threads": 1}
     trainer = make_trainer(sequences(), learning_rate=0.1, **how)
-    trainer.fit(data, 2, state=tmp_path / "a.safetensors")
+    metrics: dict[str, Any] = {"of all": lambda output, labels: (output.argmax(2) == labels).mean()}
+    history = trainer.fit(data, 2, state=tmp_path / "a.safetensors", validation=data, metrics=metrics)
+    assert history[-1]["validation_of all"] == history[-1]["validation_accuracy"]
+    # Ignored labels do not count.
+    ignored = {**data, "labels": np.where(data["labels"] == 0, -100, data["labels"])}
+    found = trainer.evaluate(ignored, {"error": lambda output, labels: len(output)})
+    assert found["error"] == 16
     scores = data["x"] @ trainer.array("w") * trainer.array("temperature")
-    assert trainer.evaluate(data)["accuracy"] == (scores.argmax(2) == data["labels"]).mean()
+    right = scores.argmax(2) == data["labels"]
+    assert trainer.evaluate(data)["accuracy"] == right.mean()
+    assert found["accuracy"] == right[data["labels"] != 0].mean()
     again = make_trainer(sequences(), learning_rate=0.1, **how)
     again.load(tmp_path / "a.safetensors")
     assert again.array("temperature").shape == ()
