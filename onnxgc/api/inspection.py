@@ -153,18 +153,17 @@ def inspect(
     other = provider if provider in RUNTIMES else ""
     chosen = "cpu" if provider is None or other else provider_of_forms(provider)
     card = named_device(device or DEFAULT_DEVICE) if chosen == "cuda" else None
-    source = source_of(source)
-    proto, folder = load_proto(source)
-    if is_written_by_optimize(proto):
+    loaded = load_proto(source_of(source))
+    if is_written_by_optimize(loaded.proto):
         if input_shapes or trainable or freeze or freeze_bn or untie or loss != "auto":
             raise ModelFileError(
                 "a training file is inspected as it is; leave out the options for reading a forward model"
             )
-        return _of_training_file(proto, card, other)
-    weights = explain_weights(source, trainable=trainable, freeze=freeze)
+        return _of_training_file(loaded.proto, card, other)
+    weights = explain_weights(loaded, trainable=trainable, freeze=freeze)
     try:
         model = read_model(
-            source,
+            loaded,
             input_shapes=input_shapes,
             loss=loss,
             trainable=trainable,
@@ -184,7 +183,7 @@ def inspect(
         _operator_uses(model),
         model.loss_kind,
         inputs={name: model.types[name].shape for name in (*model.inputs, *model.targets)},
-        runtime_faults=faults_in(draft_of(proto, folder).with_changes(types=model.types)),
+        runtime_faults=faults_in(draft_of(*loaded).with_changes(types=model.types)),
     )
     try:
         planned = plan_step(model, "acg")

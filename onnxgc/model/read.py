@@ -13,7 +13,7 @@ from onnxgc.errors import ModelFileError, NoParametersError, ShapeError
 from onnxgc.model.core.draft import Draft, reads_of, without_dead_nodes
 from onnxgc.model.core.identity_removal import without_identities
 from onnxgc.model.core.ir import Statistic, TensorType, TrainableModel
-from onnxgc.model.files.load import load_proto
+from onnxgc.model.files.load import Loaded, load_proto
 from onnxgc.model.files.loss_model import with_loss_model
 from onnxgc.model.files.module_paths import with_modules_of
 from onnxgc.model.files.proto_to_draft import draft_of
@@ -72,7 +72,7 @@ def apply_passes(draft: Draft, passes: Sequence[Pass]) -> Draft:
 
 
 def read_model(
-    source: str | os.PathLike[str] | onnx.ModelProto,
+    source: str | os.PathLike[str] | onnx.ModelProto | Loaded,
     *,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
     loss: str = "auto",
@@ -207,7 +207,7 @@ def draft_with_roles(
 
 
 def explain_weights(
-    source: str | os.PathLike[str] | onnx.ModelProto, *, trainable: Sequence[str] = (), freeze: Sequence[str] = ()
+    source: str | os.PathLike[str] | onnx.ModelProto | Loaded, *, trainable: Sequence[str] = (), freeze: Sequence[str] = ()
 ) -> tuple[ParameterDecision, ...]:
     """The role of each weight of a model, with the reason; needs no shapes and no loss."""
     draft = draft_of(*load_proto(source))
