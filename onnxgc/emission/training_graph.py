@@ -54,18 +54,20 @@ def emit_training_graph(
     values: Mapping[str, Array] | None = None,
     has_barriers: bool = True,
     stores_state: bool = True,
+    streams: bool = False,
 ) -> TrainingGraph:
     """The training graph of one step in the order of `schedule`.
 
     `values` replaces weights by name. With `stores_state` the model contains the first values of parameters
-    and statistics. Without barriers only a session that runs nodes in the order of the
+    and statistics; with `streams`, the large ones without contents.
+    Without barriers only a session that runs nodes in the order of the
     file, without optimisations, keeps the schedule. docs/training-file.md defines inputs, outputs, names and
     metadata.
     """
     peak_bytes = simulate(schedule, step.graph).peak_bytes
     emitter = _Emitter(step, schedule, peak_bytes, has_barriers)
     nodes = emitter.nodes()
-    model = TrainingModel(step, nodes, emitter.tensors, peak_bytes, metadata, values or {}, stores_state)
+    model = TrainingModel(step, nodes, emitter.tensors, peak_bytes, metadata, values or {}, stores_state, streams)
     first_values = {} if stores_state else model.first_values()
     return TrainingGraph(model.to_proto(), dict(step.parameter_gradients), schedule, first_values)
 

@@ -207,7 +207,10 @@ def draft_with_roles(
 
 
 def explain_weights(
-    source: str | os.PathLike[str] | onnx.ModelProto | Loaded, *, trainable: Sequence[str] = (), freeze: Sequence[str] = ()
+    source: str | os.PathLike[str] | onnx.ModelProto | Loaded,
+    *,
+    trainable: Sequence[str] = (),
+    freeze: Sequence[str] = (),
 ) -> tuple[ParameterDecision, ...]:
     """The role of each weight of a model, with the reason; needs no shapes and no loss."""
     draft = draft_of(*load_proto(source))
