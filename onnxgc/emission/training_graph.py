@@ -203,7 +203,7 @@ class _Emitter:
             attributes["__recompute"] = earlier_runs
         if original.op == "Reshape" and not isinstance(step, Recompute) and step.chunk is not None:
             inputs = (self._view_source.get(inputs[0], inputs[0]), *inputs[1:])
-            if step.operator.outputs[0] not in self._step.graph.outputs:
+            if step.operator.outputs[0] not in self._step.graph.output_set:
                 self._view_source[step.operator.outputs[0]] = inputs[0]
         return original.with_changes(
             name=step.operator.name, inputs=inputs, outputs=step.operator.outputs, attributes=attributes

@@ -142,6 +142,7 @@ def _trainable_model(
 ) -> TrainableModel:
     draft = without_dead_nodes(draft, [roles["loss"], *(statistic.updated for statistic in statistics)])
     parameters = _parameters(draft, decisions, roles["loss"])
+    trained = set(parameters)
     types = _types(draft)
     named_tensors = {**roles, "draw": draw} if draw else roles
     return TrainableModel(
@@ -158,7 +159,7 @@ def _trainable_model(
         statistics=statistics,
         loss=roles["loss"],
         loss_kind=loss_kind,
-        notes=(*draft.notes, *parameter_notes(d for d in decisions if d.name in parameters or d.role is Role.CONSTANT)),
+        notes=(*draft.notes, *parameter_notes(d for d in decisions if d.name in trained or d.role is Role.CONSTANT)),
         domains=draft.other_domains,
         metadata={**draft.metadata, "onnxgc.names": json.dumps(named_tensors, sort_keys=True)},
         draw=draw,
