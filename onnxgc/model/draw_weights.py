@@ -63,13 +63,13 @@ def _drawing_for_weight(
     if any(name == statistic.name for statistic in model.statistics):
         return _positive if name in variances else _around(0.0)
     # Weights that were computed while reading belong to formulas, unless the user declared them parameters.
-    if name not in model.parameter_set and (isinstance(weight, ArrayWeight) or weight.type.element_count <= 1):
+    if name not in model.parameters and (isinstance(weight, ArrayWeight) or weight.type.element_count <= 1):
         return None
     use = _first_use(name, readers)
     if use is None:
         return None
     node, index, transposed = use
-    if name not in model.parameter_set and index not in facts_by_name(node.op).parameters:
+    if name not in model.parameters and index not in facts_by_name(node.op).parameters:
         return None
     return _drawing_for_use(node, index, transposed, weight.type)
 

@@ -59,13 +59,13 @@ def test_large_weights_leave_the_file_by_themselves(
     assert found["out.onnx.data"] == ({"f"} if weights == "reference" else {"f", "w", "v"})
     assert found.get("weights.bin", set()) == ({"w", "v"} if weights == "reference" else set())
     stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(target).graph.initializer}
-    expected = {"w": VALUES, "v": np.zeros((64, 64)), "f": np.full((64, 64), 0.5)}
+    expected: dict[str, np.ndarray] = {"w": VALUES, "v": np.zeros((64, 64)), "f": np.full((64, 64), 0.5)}
     assert all(np.array_equal(stored[name], value) for name, value in expected.items())
 
 
 def test_weights_are_referenced_in_their_own_folder_only(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    with pytest.raises(OutputFileError, match="weight 'w' is in .* which a file in .* cannot refer to"):
+    with pytest.raises(OutputFileError, match=r"weight 'w' is in .* which a file in .* cannot refer to"):
         optimize(network_in(tmp_path), tmp_path / "other" / "out.onnx", weights="reference", solver="acg", check=False)
     assert not list((tmp_path / "other").iterdir())
 
