@@ -18,7 +18,7 @@ from onnxgc.model.core.ir import TrainableModel
 from onnxgc.model.files.load import load_proto, source_of
 from onnxgc.model.files.proto_to_draft import draft_of
 from onnxgc.model.operators.registry import node_flops
-from onnxgc.model.read import explain_weights, is_written_by_optimize, read_model
+from onnxgc.model.read import draft_with_roles, explain_weights, is_written_by_optimize, read_model
 from onnxgc.model.weight_roles.roles import ParameterDecision
 from onnxgc.report.data.inspect_report import InspectReport
 from onnxgc.runtime.cuda_kernels import left_to_the_cpu
@@ -160,8 +160,10 @@ def inspect(
                 "a training file is inspected as it is; leave out the options for reading a forward model"
             )
         return _of_training_file(loaded.proto, card, other)
-    weights = explain_weights(loaded, trainable=trainable, freeze=freeze)
+    weights: tuple[ParameterDecision, ...] = ()
     try:
+        given = draft_with_roles(*loaded, trainable=trainable, freeze=freeze, untie=untie)
+        weights = () if untie else given[1]
         model = read_model(
             loaded,
             input_shapes=input_shapes,
@@ -171,13 +173,14 @@ def inspect(
             freeze_bn=freeze_bn,
             untie=untie,
             provider=chosen,
+            given=given,
         )
     except ModelFileError:
         raise
     except OnnxgcError as error:
-        return Inspection(weights, (str(error),))
+        return Inspection(weights or explain_weights(loaded, trainable=trainable, freeze=freeze), (str(error),))
     inspection = Inspection(
-        weights,
+        weights or explain_weights(loaded, trainable=trainable, freeze=freeze),
         (),
         model.notes,
         _operator_uses(model),

@@ -83,6 +83,7 @@ def read_model(
     counted_draws: bool = False,
     provider: str = "cpu",
     loss_model: onnx.ModelProto | None = None,
+    given: tuple[Draft, tuple[ParameterDecision, ...]] | None = None,
 ) -> TrainableModel:
     """The model as a static forward graph in training mode that ends in a scalar loss.
 
@@ -92,7 +93,8 @@ def read_model(
     of the file; with `untie` nodes that share a parameter in the same role get one each; with
     `counted_draws` random numbers depend on the number of the run, an input. `provider` is the execution
     provider, `cpu` or `cuda`, for which forms of gradients and statistics are chosen. `loss_model` computes
-    the loss from the model's outputs, in place of `loss`. Weights' contents are read only as far as detecting
+    the loss from the model's outputs, in place of `loss`. `given` is the result of `draft_with_roles` for
+    the model, if known. Weights' contents are read only as far as detecting
     equal weights needs.
 
     Raises:
@@ -106,8 +108,10 @@ def read_model(
     check_is_forward(proto)
     if loss_model is not None:
         proto, loss = with_loss_model(proto, loss_model)
-    given, decisions = draft_with_roles(proto, folder, trainable=trainable, freeze=freeze, untie=untie)
-    draft = given.with_notes(*duplicate_notes(given, decisions))
+    if given is None:
+        given = draft_with_roles(proto, folder, trainable=trainable, freeze=freeze, untie=untie)
+    source_draft, decisions = given
+    draft = source_draft.with_notes(*duplicate_notes(source_draft, decisions))
     draft, file = with_input_shapes(draft, input_shapes)
     draft, choice = _with_chosen_loss(in_current_form(infer_shapes(draft, file)), loss, decisions)
     draft = apply_passes(draft, _STANDARD_OPERATORS)
@@ -117,7 +121,7 @@ def read_model(
     draft, roles = with_loss(draft, choice)
     draft = apply_passes(draft, _RUNTIME_FORMS)
     require_static_shapes(draft)
-    draft = with_modules_of(draft, given)
+    draft = with_modules_of(draft, source_draft)
     return replace(_trainable_model(draft, decisions, roles, statistics, choice.kind, draw), provider=provider)
 
 
