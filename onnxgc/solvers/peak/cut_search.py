@@ -282,7 +282,7 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     # Among cuts of equal peak, the search prefers little recomputation.
     scaled, unit = _within_int64(joint)
     searched = _search_orders(scaled, unit, orders, peak + 1, bound.bytes, options, deadline)
-    for number, candidate in enumerate(searched):
+    for number, candidate in enumerate(dict.fromkeys(searched)):
         candidate_peak = joint.profile(candidate).peak_bytes
         if candidate_peak < peak or (candidate_peak == peak and number == 0 and plan is independent):
             peak, plan = candidate_peak, candidate
