@@ -12,4 +12,4 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgc.api.step_planning.DEFAULT_SECONDS", 0.5)
+    monkeypatch.setattr("onnxgc.api.step_planning.DEFAULT_SECONDS", 0.3)

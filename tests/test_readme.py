@@ -40,7 +40,7 @@ GUIDES = (
         )
     ),
 )
-SLOW_GUIDES = ("comparing", "extending", "models", "planning", "training")
+SLOW_GUIDES = ("comparing", "extending", "models", "planning", "training", "user-guide")
 DOCUMENTS = (README, ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "decisions").glob("*.md")))
 RECORDS = tuple(sorted((ROOT / "benchmarks").glob("*.*")))
 

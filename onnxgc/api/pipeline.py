@@ -127,7 +127,8 @@ def optimize(
             default of the objective.
         objective: `peak`, `activations` (the peak without parameter gradients) or `paper`.
         checkpoints: tensors to keep, which selects the solver `manual`.
-        loss: `auto`, `cross-entropy`, `mse`, `bce`, `l1`, or the name of a scalar output.
+        loss: `auto`, a kind with or without settings (`mse`, `cross-entropy(smoothing=0.1)`; `docs/models.md` lists
+            them), or the name of a scalar output.
         input_shapes: shapes by input, in place of the file's.
         trainable: globs of weights that train.
         freeze: globs of weights that do not train.

@@ -114,6 +114,10 @@ class OptimizerName(StrEnum):
     NONE = "none"
     SGD = "sgd"
     ADAMW = "adamw"
+    ADAM = "adam"
+    RMSPROP = "rmsprop"
+    ADAGRAD = "adagrad"
+    LION = "lion"
 
 
 BUDGET_HELP = (
@@ -121,7 +125,11 @@ BUDGET_HELP = (
     "min for the lowest peak found."
 )
 Model = Annotated[str, Argument(help="Forward ONNX model, exported by any framework.")]
-LOSS = Option("auto", help="Loss: auto, cross-entropy, mse, bce, l1, or the name of a scalar output.")
+LOSS = Option(
+    "auto",
+    help="Loss: auto, cross-entropy, mse, bce, l1, huber, smooth-l1, focal, cosine, with settings as in "
+    "'cross-entropy(smoothing=0.1)', or the name of a scalar output.",
+)
 LOSS_MODEL = Option(
     None,
     rich_help_panel=MODEL,
@@ -218,7 +226,7 @@ def globs_in(texts: Sequence[str] | None) -> tuple[str, ...]:
     """The globs of an option; `@names.txt` stands for the lines of that file, except empty ones and comments (#).
 
     Raises:
-        NoParametersError: the file cannot be read.
+        NoParametersError: the file cannot be read or has no names.
     """
     globs: list[str] = []
     for text in texts or ():
@@ -230,7 +238,10 @@ def globs_in(texts: Sequence[str] | None) -> tuple[str, ...]:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise NoParametersError(f"the list of weights '{text[1:]}' cannot be read: {reason}") from error
-        globs += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        names = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        if not names:
+            raise NoParametersError(f"the list of weights '{text[1:]}' has no names; write one a line")
+        globs += names
     return tuple(globs)
 
 

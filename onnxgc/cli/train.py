@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,7 +51,8 @@ from onnxgc.model.files.load import check_model_file, load_proto, model_files
 from onnxgc.report.terminal.command_tables import epochs_table, run_line
 from onnxgc.report.terminal.safe_console import SafeConsole
 from onnxgc.report.text.units import megabytes
-from onnxgc.training import SGD, AdamW, Event, Trainer, constant, cosine, step, with_warm_up
+from onnxgc.tracing.optimizers import UPDATE_RULES, UpdateRule
+from onnxgc.training import Event, Trainer, constant, cosine, linear, one_cycle, step, with_warm_up
 from onnxgc.training.data import read_arrays, split_arrays
 from onnxgc.training.learning_rates import Schedule
 from onnxgc.training.run_source import batch_of
@@ -71,6 +73,10 @@ class OptimizerName(StrEnum):
 
     SGD = "sgd"
     ADAMW = "adamw"
+    ADAM = "adam"
+    RMSPROP = "rmsprop"
+    ADAGRAD = "adagrad"
+    LION = "lion"
 
 
 class ScheduleName(StrEnum):
@@ -79,6 +85,8 @@ class ScheduleName(StrEnum):
     CONSTANT = "constant"
     STEP = "step"
     COSINE = "cosine"
+    LINEAR = "linear"
+    ONE_CYCLE = "one-cycle"
 
 
 class _Data(Options, panel="Data and state"):
@@ -130,32 +138,38 @@ class _Runs(Options, panel=RUN):
 class _Updates(Options, panel="Optimizer"):
     """The optimizer and its learning rate."""
 
-    optimizer: OptimizerName = Option(OptimizerName.ADAMW, help="With PyTorch's default settings.")
+    optimizer: OptimizerName = Option(
+        OptimizerName.ADAMW, help="With the default settings of PyTorch, or of Lion's paper."
+    )
     lr: float = Option(1e-3, min=0.0, callback=finite, help="Learning rate.")
     schedule: ScheduleName = Option(
         ScheduleName.CONSTANT, help="Learning rate over the run; step divides it by 10 after each third."
     )
     warm_up: int = Option(0, min=0, help="Updates over which the learning rate rises.")
-    momentum: float = Option(0.0, min=0.0, callback=finite, help="Momentum of sgd.")
+    momentum: float = Option(0.0, min=0.0, callback=finite, help="Momentum of sgd and rmsprop.")
     nesterov: bool = Option(False, help="Nesterov momentum for sgd.")
     weight_decay: float | None = Option(
-        None, min=0.0, callback=finite, help="Weight decay [default: 0.01 for adamw, 0 for sgd]."
+        None, min=0.0, callback=finite, help="Weight decay [default: 0.01 for adamw, 0 for others]."
     )
     clip_norm: float | None = Option(None, callback=finite, help="Maximum norm of all gradients together.")
 
-    def with_settings(self) -> SGD | AdamW:
+    def with_settings(self) -> UpdateRule:
         """The optimizer.
 
         Raises:
             TrainingError: options apply to another one.
         """
-        if self.optimizer is OptimizerName.SGD:
-            return SGD(self.momentum, self.nesterov, self.weight_decay or 0.0, self.clip_norm)
-        if self.momentum or self.nesterov:
-            raise TrainingError("--momentum and --nesterov apply to sgd only; add --optimizer sgd, or leave them out")
-        if self.weight_decay is None:
-            return AdamW(clip_norm=self.clip_norm)
-        return AdamW(weight_decay=self.weight_decay, clip_norm=self.clip_norm)
+        given: dict[str, Any] = {
+            "momentum": self.momentum or None,
+            "nesterov": self.nesterov or None,
+            "weight_decay": self.weight_decay,
+            "clip_norm": self.clip_norm,
+        }
+        settings = {name: value for name, value in given.items() if value is not None}
+        kind = UPDATE_RULES[self.optimizer]
+        for name in settings.keys() - {one.name for one in fields(kind)}:
+            raise TrainingError(f"--{name} does not apply to {self.optimizer}; leave it out, or take --optimizer sgd")
+        return kind(**settings)
 
     def rate_over(self, total: int) -> Schedule:
         """The learning rate over a run of `total` updates."""
@@ -163,6 +177,8 @@ class _Updates(Options, panel="Optimizer"):
             ScheduleName.CONSTANT: lambda: constant(self.lr),
             ScheduleName.STEP: lambda: step(self.lr, max(1, -(-total // 3))),
             ScheduleName.COSINE: lambda: cosine(self.lr, total),
+            ScheduleName.LINEAR: lambda: linear(self.lr, total),
+            ScheduleName.ONE_CYCLE: lambda: one_cycle(self.lr, total),
         }[self.schedule]()
         return with_warm_up(chosen, self.warm_up)
 

@@ -11,16 +11,13 @@ from onnx import helper, numpy_helper
 from onnxgc import __version__
 from onnxgc.model.core.ir import TensorType
 from onnxgc.tracing.optimizer_updates import Updates, update_nodes
-from onnxgc.tracing.optimizers import SGD, AdamW
+from onnxgc.tracing.optimizers import UpdateRule
 
 _OPSET, _IR = 18, 9
 
 
 def update_model(
-    optimizer: SGD | AdamW,
-    parameters: Mapping[str, TensorType],
-    gradients: Mapping[str, str],
-    taken: Iterable[str] = (),
+    optimizer: UpdateRule, parameters: Mapping[str, TensorType], gradients: Mapping[str, str], taken: Iterable[str] = ()
 ) -> tuple[onnx.ModelProto, Updates]:
     """The graph from parameters, gradients and states to new parameters and states.
 

@@ -25,7 +25,8 @@ from onnxgc.model.static_shapes.shape_walk import infer_shapes, require_static_s
 from onnxgc.model.training_mode.batch_statistics import with_batch_statistics, with_separate_statistics
 from onnxgc.model.training_mode.counter_based_random import with_counter_based_random
 from onnxgc.model.training_mode.explicit_padding import with_explicit_pads, with_floor_pooling
-from onnxgc.model.training_mode.loss import LossChoice, choose_loss, with_loss
+from onnxgc.model.training_mode.loss import LossChoice, choose_loss
+from onnxgc.model.training_mode.loss_formulas import with_loss
 from onnxgc.model.training_mode.reject_quantized import check_not_quantized
 from onnxgc.model.training_mode.runtime_safe_forms import without_runtime_faults
 from onnxgc.model.training_mode.training_operators import (
@@ -87,8 +88,8 @@ def read_model(
 ) -> TrainableModel:
     """The model as a static forward graph in training mode that ends in a scalar loss.
 
-    `input_shapes` replaces the shapes of inputs by name. `loss` is `auto`, `cross-entropy`, `mse`,
-    `bce`, `l1` or the name of a scalar output. `trainable` and `freeze` are globs of weight names
+    `input_shapes` replaces the shapes of inputs by name. `loss` is `auto`, a kind with or
+    without settings, or the name of a scalar output. `trainable` and `freeze` are globs of weight names
     that override inferred roles. With `freeze_bn` BatchNormalization keeps the running statistics
     of the file; with `untie` nodes that share a parameter in the same role get one each; with
     `counted_draws` random numbers depend on the number of the run, an input. `provider` is the execution

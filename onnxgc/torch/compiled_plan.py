@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from onnxgc.budget.operator_problem import simulate_sequence
 from onnxgc.budget.search import SearchOptions
 from onnxgc.errors import BudgetError
 from onnxgc.planning.memory_budget import Budget
-from onnxgc.torch.compiled_peak import PassMemory
 from onnxgc.torch.joint_problem import JointStep
 from onnxgc.torch.plan_search import BudgetPlanner
+
+if TYPE_CHECKING:
+    from onnxgc.torch.compiled_peak import PassMemory
 
 _ROUNDS = 4
 """Plans of which the code is generated, beside that without recomputation."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -26,7 +26,6 @@ from onnxgc.budget.search import SearchOptions
 from onnxgc.errors import BudgetError, PlanError
 from onnxgc.planning.memory_budget import Budget, parse_budget
 from onnxgc.planning.order_choice import Order
-from onnxgc.torch.compiled_peak import PassMemory, compiled_memory
 from onnxgc.torch.compiled_plan import CompiledPlanner
 from onnxgc.torch.fused_kernels import FusedCosts, inlined_nodes
 from onnxgc.torch.joint_problem import EstimatedCosts, JointStep, joint_step
@@ -34,6 +33,9 @@ from onnxgc.torch.operator_timing import MeasuredCosts
 from onnxgc.torch.plan_search import BudgetPlanner, TorchPlan, plan_summary
 from onnxgc.torch.planned_joint import repeat_as_given, split_joint
 from onnxgc.tracing.devices import device as find_device
+
+if TYPE_CHECKING:
+    from onnxgc.torch.compiled_peak import PassMemory
 
 logger = logging.getLogger("onnxgc.torch")
 _OPTIONS = ("budget", "time_limit", "device", "seed")
@@ -96,6 +98,8 @@ class Partitioner(CustomPartitionerFn):
             return split_joint(gm, step, sequence, results, static)
 
         def memory(sequence: Sequence[int]) -> PassMemory:
+            from onnxgc.torch.compiled_peak import compiled_memory  # Inductor takes seconds to import.
+
             return compiled_memory(*split(sequence), results, self._workspace)
 
         return split(self._plan(step, CompiledPlanner(step, self._options, memory) if is_compiled else None))

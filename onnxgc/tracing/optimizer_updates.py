@@ -1,7 +1,7 @@
 """Optimizer updates as nodes that compute new parameters and states.
 
 Formulas are those of PyTorch's optimizers of the same names.
-Source: torch/optim/sgd.py and torch/optim/adamw.py (single tensors).
+Source: torch/optim (single tensors); for Lion, algorithm 2 of Chen et al., 2023.
 """
 
 from __future__ import annotations
@@ -19,7 +19,21 @@ from onnxgc.gradients.differentiate import ConstantPool
 from onnxgc.model.core.draft import fresh_name
 from onnxgc.model.core.ir import Array, Node, TensorType
 from onnxgc.model.core.name_globs import matches
-from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, SGD, STEP, Accumulation, AdamW, Optimizer, ParameterGroup
+from onnxgc.tracing.optimizers import (
+    KEEP,
+    LEARNING_RATE,
+    SGD,
+    STEP,
+    Accumulation,
+    Adagrad,
+    Adam,
+    AdamW,
+    Lion,
+    Optimizer,
+    ParameterGroup,
+    RMSprop,
+    UpdateRule,
+)  # fmt: skip
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 # PyTorch's `clip_grad_norm_` adds this to the norm before dividing by it.
@@ -65,10 +79,7 @@ class Updates:
 
 
 def update_nodes(
-    optimizer: SGD | AdamW,
-    parameters: Mapping[str, TensorType],
-    gradients: Mapping[str, str],
-    taken: Iterable[str] = (),
+    optimizer: UpdateRule, parameters: Mapping[str, TensorType], gradients: Mapping[str, str], taken: Iterable[str] = ()
 ) -> tuple[tuple[Node, ...], Mapping[str, Array], Updates]:
     """Nodes and constants that update parameters from existing float32 gradients, by parameter.
 
@@ -140,8 +151,16 @@ class UpdateWriter:
         match self._optimizer:
             case SGD() as sgd:
                 self._update_sgd(sgd, parameter, gradient, states)
-            case AdamW() as adamw:
-                self._update_adamw(adamw, parameter, gradient, states)
+            case (AdamW() | Adam()) as adam:
+                self._update_adam(adam, parameter, gradient, states)
+            case RMSprop() as rmsprop:
+                self._update_rmsprop(rmsprop, parameter, gradient, states)
+            case Adagrad() as adagrad:
+                gradient = self._with_decay(adagrad, parameter, gradient)
+                total = self._replace(states[0], "Add", states[0], self._emit("Mul", gradient, gradient))
+                self._step(parameter, self._by_root(gradient, total, adagrad.eps))
+            case Lion() as lion:
+                self._update_lion(lion, parameter, gradient, states[0])
             case Accumulation():
                 keep = self._scalar(KEEP, _FLOAT)
                 self._replace(states[0], "Add", self._emit("Mul", states[0], keep), gradient)
@@ -227,7 +246,7 @@ class UpdateWriter:
         rate = self._scalar(LEARNING_RATE, _FLOAT)
         return self._once(("rate", scale), lambda: self._scaled(rate, scale))
 
-    def _weight_decay(self, optimizer: SGD | AdamW, parameter: str) -> float:
+    def _weight_decay(self, optimizer: UpdateRule, parameter: str) -> float:
         of_group = self._group_of[parameter].weight_decay
         return optimizer.weight_decay if of_group is None else of_group
 
@@ -251,20 +270,52 @@ class UpdateWriter:
 
     # -- optimizers --------------------------------------------------------------------------------
 
-    def _update_sgd(self, optimizer: SGD, parameter: str, gradient: str, states: Sequence[str]) -> None:
-        value = self._as_float(parameter, parameter)
+    def _with_decay(self, optimizer: UpdateRule, parameter: str, gradient: str) -> str:
+        """The gradient plus the parameter's share of weight decay."""
         decay = self._weight_decay(optimizer, parameter)
-        if decay:
-            gradient = self._emit("Add", gradient, self._scaled(value, decay))
+        value = self._as_float(parameter, parameter)
+        return self._emit("Add", gradient, self._scaled(value, decay)) if decay else gradient
+
+    def _step(self, parameter: str, direction: str) -> None:
+        """Moves the parameter against a direction by the learning rate."""
+        change = self._emit("Mul", direction, self._learning_rate(parameter))
+        self._replace_parameter(parameter, "Sub", self._as_float(parameter, parameter), change)
+
+    def _by_root(self, gradient: str, square: str, eps: float) -> str:
+        root = self._emit("Sqrt", square)
+        return self._emit("Div", gradient, self._emit("Add", root, self._number(eps)))
+
+    def _mean(self, state: str, share: float, value: str) -> str:
+        """Replaces a state by `share` of it plus the rest of a value."""
+        return self._replace(state, "Add", self._scaled(state, share), self._scaled(value, 1 - share))
+
+    def _update_sgd(self, optimizer: SGD, parameter: str, gradient: str, states: Sequence[str]) -> None:
+        gradient = self._with_decay(optimizer, parameter, gradient)
         if states:
             buffer = self._replace(states[0], "Add", self._scaled(states[0], optimizer.momentum), gradient)
             gradient = (
                 self._emit("Add", gradient, self._scaled(buffer, optimizer.momentum)) if optimizer.nesterov else buffer
             )
-        change = self._emit("Mul", gradient, self._learning_rate(parameter))
-        self._replace_parameter(parameter, "Sub", value, change)
+        self._step(parameter, gradient)
 
-    def _update_adamw(self, optimizer: AdamW, parameter: str, gradient: str, states: Sequence[str]) -> None:
+    def _update_rmsprop(self, optimizer: RMSprop, parameter: str, gradient: str, states: Sequence[str]) -> None:
+        gradient = self._with_decay(optimizer, parameter, gradient)
+        square = self._mean(states[0], optimizer.alpha, self._emit("Mul", gradient, gradient))
+        direction = self._by_root(gradient, square, optimizer.eps)
+        if optimizer.momentum:
+            direction = self._replace(states[1], "Add", self._scaled(states[1], optimizer.momentum), direction)
+        self._step(parameter, direction)
+
+    def _update_lion(self, optimizer: Lion, parameter: str, gradient: str, average: str) -> None:
+        shares = self._scaled(average, optimizer.beta1), self._scaled(gradient, 1 - optimizer.beta1)
+        direction = self._emit("Sign", self._emit("Add", *shares))
+        self._mean(average, optimizer.beta2, gradient)
+        change = self._emit("Mul", direction, self._learning_rate(parameter))
+        self._replace_parameter(parameter, "Sub", self._decayed(optimizer, parameter), change)
+
+    def _update_adam(self, optimizer: AdamW | Adam, parameter: str, gradient: str, states: Sequence[str]) -> None:
+        if isinstance(optimizer, Adam):
+            gradient = self._with_decay(optimizer, parameter, gradient)
         average, squares = states
         rate = self._learning_rate(parameter)
         step_size, root = self._corrections(optimizer, rate)
@@ -275,13 +326,18 @@ class UpdateWriter:
         size = self._emit("Div", self._emit("Sqrt", new_squares), root)
         ratio = self._emit("Div", new_average, self._emit("Add", size, self._number(optimizer.eps)))
         change = self._emit("Mul", ratio, step_size)
-        value = self._as_float(parameter, parameter)
-        decay = self._weight_decay(optimizer, parameter)
-        if decay:
-            value = self._emit("Mul", value, self._kept_share(rate, decay))
+        value = (
+            self._as_float(parameter, parameter) if isinstance(optimizer, Adam) else self._decayed(optimizer, parameter)
+        )
         self._replace_parameter(parameter, "Sub", value, change)
 
-    def _corrections(self, optimizer: AdamW, rate: str) -> tuple[str, str]:
+    def _decayed(self, optimizer: AdamW | Lion, parameter: str) -> str:
+        """The parameter times 1 - rate * weight decay."""
+        value = self._as_float(parameter, parameter)
+        decay = self._weight_decay(optimizer, parameter)
+        return self._emit("Mul", value, self._kept_share(self._learning_rate(parameter), decay)) if decay else value
+
+    def _corrections(self, optimizer: AdamW | Adam, rate: str) -> tuple[str, str]:
         """The rate divided by the first bias correction, and the square root of the second.
 
         In float64: in float32, 1 - beta ** step is off by about 1e-5 in the first steps. Where runtimes lack it,

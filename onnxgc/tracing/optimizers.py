@@ -1,6 +1,6 @@
 """Optimizers and their settings, with the names and defaults of PyTorch.
 
-Source: torch/optim/sgd.py and torch/optim/adamw.py.
+Source: torch/optim; for Lion, Chen et al., Symbolic Discovery of Optimization Algorithms, 2023.
 """
 
 from __future__ import annotations
@@ -60,6 +60,67 @@ class AdamW:
 
 
 @dataclass(frozen=True, slots=True)
+class Adam:
+    """Adam; weight decay is added to the gradient. `clip_norm` limits the global norm of all gradients."""
+
+    name: ClassVar[str] = "adam"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    groups: tuple[ParameterGroup, ...] = ()
+
+    def states(self) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class RMSprop:
+    """Gradients divided by the root of their mean square, which decays by `alpha`."""
+
+    name: ClassVar[str] = "rmsprop"
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    groups: tuple[ParameterGroup, ...] = ()
+
+    def states(self) -> tuple[str, ...]:
+        return ("square_avg", "momentum_buffer") if self.momentum else ("square_avg",)
+
+
+@dataclass(frozen=True, slots=True)
+class Adagrad:
+    """Gradients divided by the root of the sum of all their squares."""
+
+    name: ClassVar[str] = "adagrad"
+    eps: float = 1e-10
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    groups: tuple[ParameterGroup, ...] = ()
+
+    def states(self) -> tuple[str, ...]:
+        return ("sum",)
+
+
+@dataclass(frozen=True, slots=True)
+class Lion:
+    """The sign of a mean of gradients, with decoupled weight decay; one state a parameter."""
+
+    name: ClassVar[str] = "lion"
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    groups: tuple[ParameterGroup, ...] = ()
+
+    def states(self) -> tuple[str, ...]:
+        return ("exp_avg",)
+
+
+@dataclass(frozen=True, slots=True)
 class Accumulation:
     """Sums gradients over several runs; a separate graph applies the update."""
 
@@ -69,10 +130,10 @@ class Accumulation:
         return ("accumulated",)
 
 
-Optimizer: TypeAlias = SGD | AdamW | Accumulation
-OPTIMIZERS: Mapping[str, type[SGD] | type[AdamW] | type[Accumulation]] = {
-    kind.name: kind for kind in (SGD, AdamW, Accumulation)
-}
+UpdateRule: TypeAlias = SGD | AdamW | Adam | RMSprop | Adagrad | Lion
+Optimizer: TypeAlias = UpdateRule | Accumulation
+UPDATE_RULES: Mapping[str, type[UpdateRule]] = {kind.name: kind for kind in (SGD, AdamW, Adam, RMSprop, Adagrad, Lion)}
+OPTIMIZERS: Mapping[str, type[Optimizer]] = {**UPDATE_RULES, Accumulation.name: Accumulation}
 
 
 def optimizer_of(given: Optimizer | str | None) -> Optimizer | None:
@@ -88,7 +149,7 @@ def optimizer_of(given: Optimizer | str | None) -> Optimizer | None:
         return None
     if isinstance(given, str):
         if given not in OPTIMIZERS:
-            raise OptimizerError(f"unknown optimizer '{given}'; choose one of none, {', '.join(OPTIMIZERS)}")
+            raise OptimizerError(f"unknown optimizer '{given}'; choose one of none, {', '.join(UPDATE_RULES)}")
         given = OPTIMIZERS[given]()
     _check(given)
     return given
@@ -97,18 +158,13 @@ def optimizer_of(given: Optimizer | str | None) -> Optimizer | None:
 def _check(optimizer: Optimizer) -> None:
     if isinstance(optimizer, Accumulation):
         return
-    at_least_zero = {"weight_decay": optimizer.weight_decay}
-    below_one: dict[str, float] = {}
-    if isinstance(optimizer, SGD):
-        at_least_zero["momentum"] = optimizer.momentum
-        if optimizer.nesterov and not optimizer.momentum:
-            raise OptimizerError("Nesterov momentum needs a momentum above 0, such as 0.9")
-    else:
-        at_least_zero["eps"] = optimizer.eps
-        below_one = {"beta1": optimizer.beta1, "beta2": optimizer.beta2}
-    for name, value in (*at_least_zero.items(), *below_one.items()):
-        if not 0 <= value < (1 if name in below_one else np.inf):
-            limit = " and below 1" if name in below_one else ""
+    if isinstance(optimizer, SGD) and optimizer.nesterov and not optimizer.momentum:
+        raise OptimizerError("Nesterov momentum needs a momentum above 0, such as 0.9")
+    shares = ("alpha", "beta1", "beta2")
+    for name in ("weight_decay", "momentum", "eps", *shares):
+        value = getattr(optimizer, name, 0)
+        if not 0 <= value < (1 if name in shares else np.inf):
+            limit = " and below 1" if name in shares else ""
             raise OptimizerError(f"{name} is {value}; it must be a number of at least 0{limit}")
     if optimizer.clip_norm is not None and not 0 < optimizer.clip_norm < np.inf:
         raise OptimizerError(f"clip_norm is {optimizer.clip_norm}; it must be a number above 0")

@@ -17,7 +17,6 @@ from onnxgc.model.core.ir import Array, TensorType, dtype_name
 from onnxgc.training.training_file import TrainingFile
 
 Batch = dict[str, Array]
-IGNORED_LABEL = -100
 _TARGET_NAMES = ("labels", "label", "target", "targets", "y")
 _VALIDATION_ENDINGS = ("_validation", "_val", "_test")
 

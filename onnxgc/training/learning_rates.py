@@ -39,9 +39,40 @@ def cosine(rate: float, total: int, least: float = 0.0) -> Schedule:
     """
     _check(total=total)
 
+    return lambda done: least + (rate - least) * _fall(done / total)
+
+
+def _fall(share: float) -> float:
+    """From 1 to 0 along half a cosine."""
+    return (1 + math.cos(math.pi * min(1.0, share))) / 2
+
+
+def linear(rate: float, total: int, least: float = 0.0) -> Schedule:
+    """From `rate` to `least` along a line over `total` updates, then `least`.
+
+    >>> [linear(1.0, total=10)(done) for done in (0, 5, 10, 20)]
+    [1.0, 0.5, 0.0, 0.0]
+    """
+    _check(total=total)
+    return lambda done: least + (rate - least) * max(0.0, 1 - done / total)
+
+
+def one_cycle(rate: float, total: int) -> Schedule:
+    """Up from a 25th of `rate` over the first 30% of `total` updates, then down to nearly 0, along half cosines.
+
+    Source: Smith and Topin, Super-Convergence, 2018; `torch.optim.lr_scheduler.OneCycleLR` with its defaults.
+
+    >>> [round(one_cycle(1.0, total=100)(done), 2) for done in (0, 29, 99)]
+    [0.04, 1.0, 0.0]
+    """
+    _check(total=total)
+    first, last = rate / 25, rate / 25e4
+    peak = 0.3 * total - 1
+
     def at(done: int) -> float:
-        share = min(1.0, done / total)
-        return least + (rate - least) * (1 + math.cos(math.pi * share)) / 2
+        if done <= peak:
+            return rate + (first - rate) * _fall(done / peak)
+        return last + (rate - last) * _fall((done - peak) / (total - 1 - peak))
 
     return at
 

@@ -14,7 +14,7 @@ from onnxgc.errors import PlanError, TrainingError
 from onnxgc.model.core.ir import Array
 from onnxgc.model.draw_weights import draw_weights
 from onnxgc.model.files.load import load_proto
-from onnxgc.tracing.optimizers import SGD, Accumulation, AdamW, optimizer_of
+from onnxgc.tracing.optimizers import Accumulation, UpdateRule, optimizer_of
 from onnxgc.training.deployment import Model, deployed
 from onnxgc.training.training_file import TrainingFile, is_training_file
 
@@ -31,7 +31,7 @@ class Source:
 
     file: TrainingFile
     model: Model | None
-    optimizer: SGD | AdamW
+    optimizer: UpdateRule
     options: ReadOptions
     drawn: Mapping[str, Array] = field(default_factory=dict)
     report: Mapping[str, Any] = field(default_factory=dict)
@@ -66,8 +66,8 @@ class Source:
             raise TrainingError("two forward models are given; give one, or a training file and its model")
         options = {"provider": provider, **planning}
         optimizer = optimizer_of(options.pop("optimizer", "adamw"))
-        if not isinstance(optimizer, SGD | AdamW):
-            raise TrainingError("training needs an optimizer: sgd or adamw")
+        if not isinstance(optimizer, UpdateRule):
+            raise TrainingError("training needs an optimizer, such as adamw")
         progress("planning")
         accumulates = [options.pop(name, None) is not None for name in ("accumulate", "workers")]
         return cls.from_model(
@@ -88,7 +88,7 @@ class Source:
             TrainingError: the file has no optimizer.
         """
         file = TrainingFile.read(training)
-        if not isinstance(file.optimizer, SGD | AdamW):
+        if not isinstance(file.optimizer, UpdateRule):
             raise TrainingError(
                 "the training file has no optimizer; create it with `onnxgc optimize --optimizer adamw`, or "
                 "give the forward model"
@@ -100,7 +100,7 @@ class Source:
     def from_model(
         cls,
         model: Model,
-        optimizer: SGD | AdamW,
+        optimizer: UpdateRule,
         *,
         accumulates: bool,
         batch: int | None,

@@ -15,7 +15,7 @@ from onnxgc.errors import TrainingError
 from onnxgc.model.core.ir import Array, TensorType
 from onnxgc.runtime.io_binding import BoundSession, DeviceArrays
 from onnxgc.runtime.ort import PROVIDERS, default_providers
-from onnxgc.tracing.optimizers import SGD, Accumulation, AdamW
+from onnxgc.tracing.optimizers import Accumulation, UpdateRule
 from onnxgc.training.evaluation import Evaluation
 from onnxgc.training.run_source import Source
 from onnxgc.training.training_file import TrainingFile
@@ -164,7 +164,7 @@ class Engine:
             cuda_graph=cuda_graph,
         )
 
-    def _updating(self, file: TrainingFile, optimizer: SGD | AdamW) -> BoundSession:
+    def _updating(self, file: TrainingFile, optimizer: UpdateRule) -> BoundSession:
         types = {name: file.types[name] for name in self.parameters}
         sums = {name: states[0] for name, states in file.states_of.items()}
         proto, updates = update_model(optimizer, types, sums, file.types)

@@ -11,9 +11,9 @@ import numpy as np
 from onnxgc.errors import TrainingError
 from onnxgc.model.core.ir import Array
 from onnxgc.model.files.load import source_of
-from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, SGD, STEP, AdamW
+from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, STEP, UpdateRule
 from onnxgc.training.data import Batch, Data, batch_by_input, data_of, fitting_batch, samples_of
-from onnxgc.training.evaluation import evaluate
+from onnxgc.training.evaluation import Metric, evaluate
 from onnxgc.training.learning_rates import Schedule, checked_rate, schedule_of
 from onnxgc.training.run_source import Source
 from onnxgc.training.sessions import Engine, providers_of
@@ -30,7 +30,7 @@ class Stepper:
         source: Any,
         *,
         model: Any = None,
-        optimizer: SGD | AdamW | str | None = None,
+        optimizer: UpdateRule | str | None = None,
         learning_rate: float | Schedule = 1e-3,
         batch: int | None = None,
         accumulate: int = 1,
@@ -235,11 +235,14 @@ class Stepper:
 
     # -- evaluation --------------------------------------------------------------------------------
 
-    def evaluate(self, data: Any) -> dict[str, float]:
-        """The mean loss over all samples in inference mode, and for cross-entropy the accuracy.
+    def evaluate(self, data: Any, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
+        """The mean loss over all samples in inference mode, for cross-entropy the accuracy, and other metrics.
+
+        Each metric is a function of the first output and the labels or targets of all samples:
+        `{"mae": lambda output, target: np.abs(output - target).mean()}`.
 
         Raises:
             TrainingError: the forward model was not given, or data do not fit.
         """
         batches = self._data(data, shuffle=False, is_shared=False).epoch(0)
-        return evaluate(self._file, batches, self._engine.evaluation)
+        return evaluate(self._file, batches, self._engine.evaluation, metrics or {})

@@ -18,6 +18,7 @@ from onnxgc.errors import OutputFileError, TrainingError
 from onnxgc.tracing.optimizers import optimizer_as_json
 from onnxgc.training.data import ArrayData, Batch, Data, samples_of
 from onnxgc.training.deployment import check_apart, has_external_data
+from onnxgc.training.evaluation import Metric
 from onnxgc.training.state import RunState, check_resumable, load_state, save_state
 from onnxgc.training.state_lock import held_alone
 from onnxgc.training.stepper import Stepper
@@ -66,7 +67,7 @@ class Trainer(Stepper):
     Args:
         source: a forward model in any form that `optimize` accepts, or a training file with an optimizer.
         model: for a training file, the forward model, which evaluation and export need.
-        optimizer: sgd, adamw (the default), or either with settings.
+        optimizer: adamw (the default), sgd, adam, rmsprop, adagrad, lion, or one with settings.
         learning_rate: a number or a function of the number of previous updates; may be assigned later.
         batch: samples of a step, for a forward model.
         accumulate: steps whose mean gradient makes one update.
@@ -95,13 +96,15 @@ class Trainer(Stepper):
         save_every: int | None = None,
         resume: bool = False,
         callbacks: Sequence[Callable[[Event], None]] = (),
+        metrics: Mapping[str, Metric] | None = None,
     ) -> list[dict[str, Any]]:
         """Trains for `epochs` epochs (with `resume` in total) and returns the figures of all epochs.
 
         `data` is an `.npz` file, a mapping of arrays or a tuple of them (all samples), a re-iterable of
         batches or a function that returns one. The run is saved to the file `state` after each epoch and
         after every `save_every` updates; with `resume` it continues from that file if it exists. If it cannot
-        be written, the run continues and callbacks are invoked with an `unsaved` event.
+        be written, the run continues and callbacks are invoked with an `unsaved` event. `metrics` are those of
+        `evaluate`, on the validation data.
 
         Raises:
             TrainingError: data do not fit, the loss is not finite, or another run uses the state.
@@ -112,13 +115,13 @@ class Trainer(Stepper):
         if epochs < 1 or (save_every is not None and save_every < 1):
             raise TrainingError("epochs and save_every must be at least 1")
         with held_alone(state) if state is not None and self._saves else nullcontext():
-            return self._fit(data, epochs, validation, shuffle, state, save_every, resume, callbacks)
+            return self._fit(data, epochs, (validation, metrics), shuffle, state, save_every, resume, callbacks)
 
     def _fit(
         self,
         data: Any,
         epochs: int,
-        validation: Any,
+        validation: tuple[Any, Mapping[str, Metric] | None],
         shuffle: bool,
         state: str | os.PathLike[str] | None,
         save_every: int | None,
@@ -149,7 +152,7 @@ class Trainer(Stepper):
     def _epoch(
         self,
         batches: Data,
-        validation: Any,
+        validation: tuple[Any, Mapping[str, Metric] | None],
         state: str | os.PathLike[str] | None,
         save_every: int | None,
         notify: Notify,
@@ -175,7 +178,7 @@ class Trainer(Stepper):
                 "or a smaller batch"
             )
         seconds = time.perf_counter() - started
-        metrics = {} if validation is None else self.evaluate(validation)
+        metrics = {} if validation[0] is None else self.evaluate(*validation)
         mean = self._position.losses / samples
         entry = {
             "epoch": epoch + 1,

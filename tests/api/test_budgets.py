@@ -198,7 +198,14 @@ class Interrupting:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("request_options", [{"budget": "30%"}, {"budget": "min"}, {"budget": "28%", "pareto": True}])
+@pytest.mark.parametrize(
+    "request_options",
+    [
+        {"budget": "30%"},
+        pytest.param({"budget": "min"}, marks=pytest.mark.slow),
+        pytest.param({"budget": "28%", "pareto": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_an_interruption_returns_the_best_plan_found(request_options: dict[str, Any]) -> None:
     """The search ends at once."""
     press = Interrupting("% extra time")

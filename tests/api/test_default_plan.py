@@ -24,7 +24,7 @@ SIZES = {"resnet18": (4, 3, 32, 32), "alexnet": (8, 3, 224, 224)}
 def found(model: str, **how: Any) -> OptimizeResult:
     source: str | Path | onnx.ModelProto = chain(12) if model == "chain" else MODELS / f"{model}.onnx"
     shapes = None if model == "chain" else {"x": SIZES[model]}
-    return optimize(source, input_shapes=shapes, provider="cpu", check=False, dry_run=True, **how)
+    return optimize(source, input_shapes=shapes, provider="cpu", pools="indices", check=False, dry_run=True, **how)
 
 
 def place(result: OptimizeResult) -> tuple[int, float]:
@@ -36,10 +36,10 @@ def place(result: OptimizeResult) -> tuple[int, float]:
     "model, optimizer",
     [
         ("chain", None),
-        ("resnet18", "adamw"),
+        ("chain", "adamw"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("chain", "adamw"), ("resnet18", None), ("alexnet", None))
+            for case in (("resnet18", "adamw"), ("resnet18", None), ("alexnet", None))
         ),
     ],
 )
@@ -65,7 +65,7 @@ def test_the_extra_time_is_that_of_recomputing_once_if_it_is_more() -> None:
     assert allowed == pytest.approx(max(float(DEFAULT_EXTRA_TIME), place(found("chain", solver="peak"))[1]), abs=1e-6)
 
 
-_OPTIONS = SolverOptions(time_limit_seconds=2.0)
+_OPTIONS = SolverOptions(time_limit_seconds=0.5)
 
 
 def test_a_plan_whose_updates_wait_is_replaced_by_a_better_one() -> None:

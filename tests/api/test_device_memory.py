@@ -13,7 +13,7 @@ from tests.model.model_helpers import text_model, with_weights
 DRY: dict[str, Any] = {"provider": "cpu", "check": False, "loss": "mse", "dry_run": True}
 
 
-@pytest.mark.parametrize("optimizer", [None, "adamw"])
+@pytest.mark.parametrize("optimizer", [pytest.param(None, marks=pytest.mark.slow), "adamw"])
 def test_the_parts_add_up_and_the_plan_fits(optimizer: str | None, tmp_path: Path) -> None:
     how: dict[str, Any] = {"provider": "cpu", "check": False, "optimizer": optimizer}
     free = optimize(chain(8), dry_run=True, solver="store-all", **how).report["device_memory"]
@@ -23,7 +23,7 @@ def test_the_parts_add_up_and_the_plan_fits(optimizer: str | None, tmp_path: Pat
     assert free["optimizer_state_bytes"] == (2 * weights if optimizer else 0)
     limit = 2 * free["planned"]["total_bytes"] // 3
     file = tmp_path / "training.onnx"
-    result = optimize(chain(8), file, device_memory=limit, time_limit=1, **how)
+    result = optimize(chain(8), file, device_memory=limit, time_limit=0.5, **how)
     memory = result.report["device_memory"]
     step = result.planned.profile.peak_bytes
     fixed = memory["weight_bytes"] + memory["optimizer_state_bytes"] + memory["input_bytes"]

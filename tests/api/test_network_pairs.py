@@ -33,7 +33,10 @@ def _network(is_folded: bool, blocks: int = 6) -> onnx.ModelProto:
     return net.model(net.node("MatMul", pooled, net.weight(_CHANNELS, 3)), shape, (_BATCH, 3))
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["to decomposed", "to folded"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(True, id="to decomposed", marks=pytest.mark.slow), pytest.param(False, id="to folded")],
+)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("pair")
     for is_folded in (True, False):

@@ -15,7 +15,13 @@ MODEL = Path(__file__).parents[2] / "models" / "resnet18.onnx"
 @pytest.mark.parametrize("provider, barriers", [("cpu", "auto"), ("cuda", "none")])
 def test_costs_of_a_file_are_those_of_its_step(provider: str, barriers: str) -> None:
     result = optimize(
-        MODEL, input_shapes={"x": (2, 3, 64, 64)}, optimizer="adamw", provider=provider, barriers=barriers, check=False
+        MODEL,
+        input_shapes={"x": (2, 3, 64, 64)},
+        optimizer="adamw",
+        provider=provider,
+        barriers=barriers,
+        solver="peak",
+        check=False,
     )
     planned, model = result.planned, result.training_graph.model
     found = inspect(model, provider="cuda", device="h200")
@@ -36,7 +42,7 @@ def test_costs_of_a_file_are_those_of_its_step(provider: str, barriers: str) -> 
 
 
 def test_options_of_reading_do_not_apply_to_a_training_file() -> None:
-    model = optimize(MODEL, input_shapes={"x": (1, 3, 64, 64)}, check=False).training_graph.model
+    model = optimize(MODEL, input_shapes={"x": (1, 3, 64, 64)}, solver="peak", check=False).training_graph.model
     with pytest.raises(ModelFileError, match="inspected as it is"):
         inspect(model, freeze=["conv1.weight"])
     broken = onnx.ModelProto()

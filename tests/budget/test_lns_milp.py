@@ -135,7 +135,7 @@ def test_a_program_ends_once_stop_is_set() -> None:
     everything = range(len(problem))
     program = RetentionProgram(grouped, budget, everything, grouped.possible(everything))
     stop = Event()
-    Timer(0.5, stop.set).start()
+    Timer(0.1, stop.set).start()
     started = perf_counter()
     program.improve(600.0, None, stop)
     assert perf_counter() - started < 60

@@ -22,7 +22,7 @@ ROUNDS = 4
 @pytest.mark.parametrize("order", list(Order))
 def test_peak_is_within_the_budget_and_the_optimum_between_bound_and_extra_time(order: Order) -> None:
     found_best = found_any = 0
-    for problem, budget in tight_problems(31, 80, 7):
+    for problem, budget in tight_problems(31, 40, 7):
         best = least_extra(problem, budget, order)
         found = within_budget(problem, budget, SearchOptions(order, None, ROUNDS))
         if isinstance(found, NoSequence):
@@ -36,7 +36,7 @@ def test_peak_is_within_the_budget_and_the_optimum_between_bound_and_extra_time(
         assert order is Order.FREE or list(dict.fromkeys(found.sequence)) == list(range(len(problem)))
         found_any += 1
         found_best += found.extra == best.extra
-    assert found_best > 0.9 * found_any > 30
+    assert found_best > 0.9 * found_any > 15
 
 
 def test_the_same_seed_gives_the_same_sequence() -> None:
@@ -115,7 +115,7 @@ def true_least_peak(problem: OperatorProblem, order: Order, max_extra: int | Non
 def test_the_true_least_peak_is_between_the_floor_and_the_peak_found(order: Order) -> None:
     random = Random(51)
     met = tried = 0
-    for problem, _ in tight_problems(52, 8, 6):
+    for problem, _ in tight_problems(52, 5, 6):
         for max_extra in (None, random.randint(0, problem.duration)):
             options = SearchOptions(order, None, 1)
             start = random_sequence(random, problem, 2 * len(problem))

@@ -71,7 +71,7 @@ def test_a_training_file_with_its_model() -> None:
         (("model.onnx", "--data", "digits.npz", "--out", "model.onnx"), "is one of the files"),
         (("model.onnx", "--data", "digits.npz", "--state", "digits.npz"), "is one of the files"),
         (("model.onnx", "--data", "digits.npz", "--out", "folder/a.onnx"), "folder"),
-        (("model.onnx", "--data", "digits.npz", "--momentum", "0.9"), "apply to sgd only"),
+        (("model.onnx", "--data", "digits.npz", "--momentum", "0.9"), "--momentum does not apply to adamw"),
         (("model.onnx", "--data", "digits.npz", "--budget", "1%"), "no plan fits"),
         (("model.onnx", "--data", "digits.npz", "--resume", "--state", "bad.safetensors"), "is not the state of a run"),
         (("model.onnx", "--data", "other.npz"), "the data has no 'image'"),

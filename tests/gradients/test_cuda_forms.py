@@ -23,6 +23,7 @@ from onnxgc.tracing.card_costs import OperatorCost
 from onnxgc.tracing.devices import device
 from scripts.benchmarking.cuda_results import networks_in_forms, step_seconds
 from tests.model.model_helpers import model_of
+from tests.training.networks import digits_network
 
 MODELS = Path(__file__).parents[2] / "models"
 SHAPES = {"x": (4, 3, 64, 64)}
@@ -134,8 +135,11 @@ def test_the_form_of_a_weight_gradient(weight: tuple[int, ...], attributes: str,
 
 def test_the_file_records_its_provider_and_is_verified(tmp_path: Path) -> None:
     file = tmp_path / "training.onnx"
-    source = MODELS / "resnet18.onnx"
-    optimize(source, file, input_shapes=SHAPES, provider="cuda", barriers="none", solver="peak", check=False)
+    source = tmp_path / "digits.onnx"
+    onnx.save(digits_network(), source)
+    optimize(
+        source, file, input_shapes={"image": (8, 1, 8, 8)}, provider="cuda", barriers="none", solver="peak", check=False
+    )
     properties = {entry.key: entry.value for entry in onnx.load(file).metadata_props}
     assert '"provider": "cuda"' in properties["onnxgc.options"]
     assert '"has_barriers": false' in properties["onnxgc.options"]

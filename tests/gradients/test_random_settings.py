@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.gradients.gradient_case import Case, case, errors, normal
 
 _RUNS = settings(
-    max_examples=40,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],

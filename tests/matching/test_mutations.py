@@ -38,7 +38,7 @@ def _matched(model: onnx.ModelProto, other: onnx.ModelProto, draw: random.Random
     return found
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(_BLOCKS, _SEEDS)
 def test_a_renamed_network_is_the_same(blocks: list[str], draw: random.Random) -> None:
     model, _ = network(blocks)
@@ -49,7 +49,7 @@ def test_a_renamed_network_is_the_same(blocks: list[str], draw: random.Random) -
     assert "twins" in blocks or not found.unmatched_a
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(_BLOCKS, _SEEDS)
 def test_a_doubled_block_is_ambiguous(blocks: list[str], draw: random.Random) -> None:
     model, ends = network(blocks)
@@ -72,7 +72,7 @@ def test_a_tensor_of_one_spelling_belongs_to_the_layer_before_it() -> None:
     assert _ambiguous(found) >= set(inside[2:4])
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(_BLOCKS.filter(lambda blocks: not {"linear", "attention", "packed attention"}.issuperset(blocks)), _SEEDS)
 def test_networks_diverge_at_another_activation(blocks: list[str], draw: random.Random) -> None:
     model, _ = network(blocks)

@@ -83,7 +83,7 @@ def test_the_measured_peak_equals_the_simulated_peak(measured: dict[tuple[str, b
 
 def test_bytes_in_use_equal_the_arenas_model(tmp_path: Path) -> None:
     source, file = MODELS / "mobilenet_v2.onnx", tmp_path / "step.onnx"
-    result = optimize(source, file, input_shapes={"x": (2, 3, 64, 64)}, solver="peak")
+    result = optimize(source, file, input_shapes={"x": (2, 3, 64, 64)}, solver="peak", check=False)
     found = measure(file, images(2, 64), settings=FILE_ORDER, runs=2)
     planned = result.planned
     arena = simulate_arena(planned.schedule, planned.step.graph, ARENA, steps=2)
@@ -95,7 +95,7 @@ def test_bytes_in_use_equal_the_arenas_model(tmp_path: Path) -> None:
 def test_prepacked_parameters_are_not_counted(tmp_path: Path) -> None:
     """Frozen matrices are constants, of which the runtime makes copies in the order its kernels like."""
     frozen = [f"w{layer}" for layer in range(1, LAYERS)]
-    result = optimize(chain_model(), tmp_path / "step.onnx", loss="mse", freeze=frozen)
+    result = optimize(chain_model(), tmp_path / "step.onnx", loss="mse", freeze=frozen, solver="peak", check=False)
     found = measure(tmp_path / "step.onnx", feeds(), settings=FILE_ORDER, runs=1)
     assert found.requested_peak_bytes == pytest.approx(result.planned.profile.peak_bytes, rel=0.01)
 
@@ -209,11 +209,11 @@ def test_make_session_accepts_every_form_of_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, shape", [("resnet18", (16, 3, 96, 96)), pytest.param("mobilenet_v2", (8, 3, 96, 96), marks=pytest.mark.slow)]
+    "name, shape", [("resnet18", (16, 3, 64, 64)), pytest.param("mobilenet_v2", (8, 3, 96, 96), marks=pytest.mark.slow)]
 )
 def test_default_settings_start_at_the_simulated_peak(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     """Buffers with equal symbolic dimensions would be reused across steps; each has a unique one."""
     source, file = MODELS / f"{name}.onnx", tmp_path / "step.onnx"
-    result = optimize(source, file, input_shapes={"x": shape}, solver="peak")
+    result = optimize(source, file, input_shapes={"x": shape}, solver="peak", check=False)
     found = measure(tmp_path / "step.onnx", images(shape[0], shape[2]), settings=STOCK, runs=1)
     assert found.requested_peak_bytes <= 1.1 * result.planned.profile.peak_bytes

@@ -86,7 +86,7 @@ def step_of(problem: CheckpointProblem) -> StepGraph:
 
 
 def test_equals_the_least_simulated_peak_of_all_schedules() -> None:
-    for problem in small_problems(91, 100, 4, 8):
+    for problem in small_problems(91, 50, 4, 8):
         step = step_of(problem)
         assert least_peak_of_schedules(step) == least_simulated_peak(step)
 

@@ -57,7 +57,7 @@ def assert_sound(problem: CheckpointProblem, solution: Solution) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed, graphs, max_vertices", [(0, 400, 12), (3, 40, 15), pytest.param(1, 1000, 12, marks=pytest.mark.slow)]
+    "seed, graphs, max_vertices", [(0, 200, 12), (3, 40, 15), pytest.param(1, 1000, 12, marks=pytest.mark.slow)]
 )
 def test_optimal_on_random_graphs(seed: int, graphs: int, max_vertices: int) -> None:
     found = compare(seed, graphs, max_vertices)
@@ -139,7 +139,7 @@ def test_chains_are_solved_by_the_papers_search() -> None:
 
 def test_result_is_never_above_any_start() -> None:
     random = Random(42)
-    for _ in range(15):
+    for _ in range(8):
         problem = cells(random, random.randint(2, 8))
         solution = GENERAL.solve(problem)
         assert_sound(problem, solution)
@@ -168,7 +168,7 @@ def test_large_graphs_are_solved_in_seconds() -> None:
 def test_bounds_hold_with_little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
     """Walks with lost states, merged states and parts of graphs, on graphs with known optimum."""
     random = Random(44)
-    problems = [random_problem(random, 14) for _ in range(80)]
+    problems = [random_problem(random, 14) for _ in range(40)]
     optima = [optimum_bytes(problem) for problem in problems]
     monkeypatch.setattr(general, "STATES_PER_WALK", 0)
     monkeypatch.setattr(general, "_MIN_STATES", 4)
@@ -184,7 +184,7 @@ def test_bounds_hold_with_little_effort(monkeypatch: pytest.MonkeyPatch) -> None
                 assert solution.lower_bound_bytes <= optimum <= solution.objective_bytes
                 assert_sound(problem, solution)
                 feasible += solution.status is Status.FEASIBLE
-            assert effort == 1000 or feasible > 5
+            assert effort == 1000 or feasible > 2
 
 
 def test_a_walk_under_a_cap_bounds_the_kept_bytes() -> None:
@@ -232,7 +232,7 @@ def test_narrow_orders_and_parts() -> None:
 def test_time_limit_is_respected() -> None:
     random = Random(47)
     problem = cells(random, 100)
-    for limit in (0.0, 0.5, 1.5):
+    for limit in (0.0, 0.5):
         started = time.perf_counter()
         solution = GENERAL.solve(problem, SolverOptions(time_limit_seconds=limit))
         assert time.perf_counter() - started < limit + 2

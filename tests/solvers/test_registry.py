@@ -41,7 +41,7 @@ def test_registered_solvers() -> None:
 @pytest.mark.parametrize("solver", [GENERAL, PEAK], ids=lambda solver: solver.name)
 def test_plans_do_not_depend_on_names(solver: Solver) -> None:
     random = Random(48)
-    for problem in [random_problem(random, 12) for _ in range(60)] + [cells(random, 6), unet(8)]:
+    for problem in [random_problem(random, 12) for _ in range(25)] + [cells(random, 6), unet(8)]:
         graph = problem.graph
         names: dict[Vertex, Vertex] = {v: f"tensor {random.random()}" for v in graph.vertices}
         edges = tuple((names[tail], names[head]) for tail, head in graph.edges)
@@ -85,7 +85,7 @@ from tests.graph.random_graphs import random_graph
 from tests.solvers.test_general import cells
 
 random = Random(24)
-for count in range(1, 30):
+for count in range(1, 15):
     graph = cells(random, 5).graph if count == 4 else random_graph(random, 14)
     if count % 2:
         graph = ComputationGraph(tuple(range(count)), tuple((v, v + 1) for v in range(count - 1)))

@@ -275,8 +275,9 @@ def test_class_and_parameters_are_shared_and_copies_are_independent() -> None:
     assert calls == ["planned"]
 
 
-@pytest.mark.parametrize("make", [lambda: (convolutional(), images()), lambda: (Uneven(), torch.randn(32, 16))])
-@pytest.mark.parametrize("budget", [1.0, "60%"])
+@pytest.mark.parametrize(
+    "make, budget", [(lambda: (convolutional(), images()), 1.0), (lambda: (Uneven(), torch.randn(32, 16)), "60%")]
+)
 def test_autograd_saves_exactly_the_planned_tensors(make: Callable[[], tuple[nn.Module, Tensor]], budget: Any) -> None:
     plain, data = make()
     materialised(plain, data)

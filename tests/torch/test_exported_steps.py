@@ -253,7 +253,7 @@ class _Piece(nn.Module):
         return y * (1.0 + self.linear(x).mean().item()) if self.around == "item" else y
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 20))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_random_modules_train_equally_in_the_file(seed: int) -> None:
     draw = random.Random(seed)
     torch.manual_seed(seed)

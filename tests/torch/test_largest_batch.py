@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def test_other_batches_take_the_plan_without_a_search(
     for search in ("within_budget", "least_peak"):
         monkeypatch.setattr(plan_search, search, None)
     with caplog.at_level(logging.INFO, "onnxgc.torch.planned_forward"):
-        for batch in (250, 128):
+        for batch in (250, 192):
             for one in (plain, planned):
                 one(make_inputs(batch)).square().sum().backward()
             gradients = [[parameter.grad for parameter in one.parameters()] for one in (plain, planned)]
@@ -57,7 +58,8 @@ def test_a_larger_batch_is_searched_for() -> None:
     assert plans_of(planned)[1].planned_peak_bytes <= 150_000
 
 
-def test_the_largest_batch_fits_and_the_next_does_not() -> None:
+def test_the_largest_batch_fits_and_the_next_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["onnxgc.torch.largest_batch"], "_SECONDS_PER_SIZE", 0.5)
     found = largest_batch(module(), make_inputs, "1MiB", device="a100", start=64)
     by_batch = {point.size: point for point in found.points}
     assert max(by_batch) == found.batch

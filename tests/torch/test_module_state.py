@@ -20,7 +20,7 @@ from tests.torch import random_modules, stateful_parts
 from tests.torch.stateful_parts import STATEFUL, WIDTH, Stateless
 
 QUICK: dict[str, Any] = {"budget": 1.0, "device": "a100", "time_limit": None, "step_limit": 2}
-STEPS = 5
+STEPS = 4
 
 
 def described(value: Any) -> Any:
@@ -106,9 +106,7 @@ def test_each_kind_of_state_is_followed(first: int) -> None:
     assert check(make, first // 6) == "equal"
 
 
-@pytest.mark.parametrize(
-    "seed", [300, 302, 304, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (301, 303, 305, 306, 307))]
-)
+@pytest.mark.parametrize("seed", [300, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(301, 308))])
 def test_random_modules_are_equal_or_rejected(seed: int) -> None:
     found = check(lambda: random_modules.random_module(seed), seed)
     assert found == "equal" or "momentum=None" in found

@@ -18,7 +18,17 @@ from onnxgc.model.read import read_model
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.schedule import Compute, Recompute
 from onnxgc.runtime.ort import make_session
-from onnxgc.tracing.optimizers import SGD, AdamW, Optimizer, ParameterGroup
+from onnxgc.tracing.optimizers import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Lion,
+    Optimizer,
+    ParameterGroup,
+    RMSprop,
+    UpdateRule,
+)  # fmt: skip
 from onnxgc.tracing.step_graph import trace
 from tests.api.chains import chain
 from tests.model.model_helpers import normal, text_model, with_weights
@@ -33,6 +43,13 @@ SETTINGS: Mapping[str, Optimizer] = {
     # Some batches have gradients below the norm. The first matching group applies.
     "clipped at times": SGD(clip_norm=0.4, groups=(ParameterGroup("w0", 2.0), ParameterGroup("w*", 0.5))),
     "scaled": AdamW(weight_decay=0.3, groups=(ParameterGroup("v", 3.0),)),
+    "adam": Adam(weight_decay=0.2, groups=(ParameterGroup("v", 2.0, 0.0),)),
+    "rmsprop": RMSprop(eps=1e-2, weight_decay=0.1),
+    "rmsprop with momentum": RMSprop(
+        alpha=0.9, momentum=0.8, eps=1e-2, clip_norm=0.05, groups=(ParameterGroup("*", 0.1),)
+    ),
+    "adagrad": Adagrad(weight_decay=0.1, groups=(ParameterGroup("w1", 0.1, 0.2),)),
+    "lion": Lion(weight_decay=0.1, groups=(ParameterGroup("v", 0.5, 0.0),)),
 }
 
 
@@ -93,11 +110,43 @@ def batch(seed: int, classes: int = 4, width: int = 16, size: int = 64) -> dict[
     return {"x": x, "labels": draw.integers(0, classes, size)}
 
 
+class LionOfThePaper:
+    """Algorithm 2 of Chen et al., Symbolic Discovery of Optimization Algorithms."""
+
+    def __init__(self, groups: list[dict[str, Any]], beta1: float, beta2: float) -> None:
+        self.groups, self.beta1, self.beta2 = groups, beta1, beta2
+        self.means = [0 * group["params"][0].detach() for group in groups]
+
+    def step(self) -> None:
+        for group, mean in zip(self.groups, self.means, strict=True):
+            (value,) = group["params"]
+            change = (self.beta1 * mean + (1 - self.beta1) * value.grad).sign() + group["weight_decay"] * value.detach()
+            value.data -= group["lr"] * change
+            mean.mul_(self.beta2).add_((1 - self.beta2) * value.grad)
+
+
+def reference_of(optimizer: UpdateRule, groups: list[dict[str, Any]]) -> Any:
+    import torch
+
+    match optimizer:
+        case SGD():
+            return torch.optim.SGD(groups, momentum=optimizer.momentum, nesterov=optimizer.nesterov)
+        case AdamW() | Adam():
+            kind: Any = getattr(torch.optim, type(optimizer).__name__)
+            return kind(groups, betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.eps)
+        case RMSprop():
+            return torch.optim.RMSprop(groups, alpha=optimizer.alpha, eps=optimizer.eps, momentum=optimizer.momentum)
+        case Adagrad():
+            return torch.optim.Adagrad(groups, eps=optimizer.eps)
+        case Lion():
+            return LionOfThePaper(groups, optimizer.beta1, optimizer.beta2)
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_fifty_steps_equal_those_of_pytorch(name: str) -> None:
     torch = pytest.importorskip("torch")
     optimizer = SETTINGS[name]
-    assert isinstance(optimizer, SGD | AdamW)
+    assert isinstance(optimizer, UpdateRule)
     source = chain(3, batch=64)
     run = Run(optimize(source, optimizer=optimizer, check=False).training_graph.model)
     graph = optimize(source, solver="store-all", check=False).training_graph
@@ -109,11 +158,7 @@ def test_fifty_steps_equal_those_of_pytorch(name: str) -> None:
         group = groups[0] if groups else ParameterGroup(key)
         decay = optimizer.weight_decay if group.weight_decay is None else group.weight_decay
         settings.append({"params": [value], "lr": float(RATE) * group.lr_scale, "weight_decay": decay})
-    reference = (
-        torch.optim.SGD(settings, momentum=optimizer.momentum, nesterov=optimizer.nesterov)
-        if isinstance(optimizer, SGD)
-        else torch.optim.AdamW(settings, betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.eps)
-    )
+    reference = reference_of(optimizer, settings)
     places = {key: value.data_ptr() for key, value in run.values.items()}
     norms: list[Any] = []
     for number in range(50):
@@ -272,7 +317,7 @@ def test_the_file_contains_the_optimizer() -> None:
 @pytest.mark.parametrize(
     "given, words",
     [
-        ("adam", "choose one of none, sgd, adamw"),
+        ("adan", "choose one of none, sgd, adamw, adam"),
         (SGD(nesterov=True), "needs a momentum"),
         (AdamW(beta1=1.0), "beta1 is 1.0; it must be a number of at least 0 and below 1"),
         (SGD(weight_decay=float("nan")), "weight_decay is nan"),

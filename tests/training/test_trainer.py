@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from onnxgc.api.pipeline import optimize
 from onnxgc.errors import OnnxgcError, OutputFileError, TrainingError
-from onnxgc.training import SGD, AdamW, Event, Trainer, cosine, step, with_warm_up
+from onnxgc.training import SGD, AdamW, Event, Trainer, cosine, one_cycle, step, with_warm_up
 from tests.api.chains import chain
 from tests.model.model_helpers import normal, text_model, with_weights
 from tests.training.networks import digits, digits_network
@@ -87,12 +87,12 @@ import sys
 from onnxgc.api import step_planning
 from tests.training.networks import digits, digits_network
 from onnxgc.training import Trainer
-step_planning.DEFAULT_SECONDS = 0.5
+step_planning.DEFAULT_SECONDS = 0.3
 trainer = Trainer(digits_network(), learning_rate=3e-3, batch=64, threads=1, check=False, seed=5)
 path = sys.argv[1]
 def tell(event):
     print(event.updates, flush=True)
-trainer.fit(digits()[0], 3, state=path, save_every=7, resume=True, callbacks=[tell])
+trainer.fit(digits()[0], 2, state=path, save_every=7, resume=True, callbacks=[tell])
 """
 
 
@@ -100,22 +100,22 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path, dat
     whole = tmp_path / "whole.safetensors"
     reference = make_trainer(digits_network(), learning_rate=3e-3, batch=64, seed=5)
     started = time.perf_counter()
-    history = reference.fit(data[0], 3, state=whole)
-    assert [entry["updates"] for entry in history] == [23, 46, 69]
+    history = reference.fit(data[0], 2, state=whole)
+    assert [entry["updates"] for entry in history] == [23, 46]
     assert 0 < sum(entry["seconds"] for entry in history) < time.perf_counter() - started
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "killed.safetensors")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        stop_at = int(np.random.default_rng().integers(8, 60))
+        stop_at = int(np.random.default_rng().integers(8, 40))
         for line in process.stdout:
             if int(line) >= stop_at:
                 process.send_signal(signal.SIGKILL)
                 break
     assert process.returncode == -signal.SIGKILL
     resumed = make_trainer(digits_network(), learning_rate=3e-3, batch=64, seed=5)
-    again = resumed.fit(data[0], 3, state=tmp_path / "killed.safetensors", resume=True)
+    again = resumed.fit(data[0], 2, state=tmp_path / "killed.safetensors", resume=True)
     for name, value in reference.parameters().items():
         np.testing.assert_array_equal(resumed.array(name), value, err_msg=f"{name}, killed at {stop_at}")
     for name in ("bn2.mean", "bn2.variance", "head.weight_exp_avg_sq"):
@@ -211,6 +211,15 @@ def test_samples_are_shuffled_by_the_seed() -> None:
 
 def test_learning_rates() -> None:
     assert [step(1.0, 2, 0.5)(done) for done in range(5)] == [1, 1, 0.5, 0.5, 0.25]
+    torch = pytest.importorskip("torch")
+    for total in (1, 4, 30):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=total)
+        for done in range(total):
+            assert one_cycle(0.5, total)(done) == pytest.approx(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            if done < total - 1:
+                schedule.step()
     rates = [cosine(1.0, 4, 0.2)(done) for done in range(6)]
     np.testing.assert_allclose(rates, [1, 0.2 + 0.8 * (2 + 2**0.5) / 4, 0.6, 0.2 + 0.8 * (2 - 2**0.5) / 4, 0.2, 0.2])
     warm = with_warm_up(lambda _: 1.0, 4)
@@ -252,12 +261,21 @@ def sequences() -> onnx.ModelProto:
 
 def test_accuracy_follows_the_class_axis_and_scalars_are_saved(tmp_path: Path) -> None:
     draw = np.random.default_rng(1)
-    data = {"x": draw.standard_normal((16, 5, 6)).astype(np.float32), "labels": draw.integers(0, 4, (16, 5))}
+    data: dict[str, Any] = {"x": draw.standard_normal((16, 5, 6)).astype(np.float32)}
+    data["labels"] = draw.integers(0, 4, (16, 5))
     how: dict[str, Any] = {"loss": "cross-entropy", "trainable": ("w", "temperature"), "threads": 1}
     trainer = make_trainer(sequences(), learning_rate=0.1, **how)
-    trainer.fit(data, 2, state=tmp_path / "a.safetensors")
+    metrics: dict[str, Any] = {"of all": lambda output, labels: (output.argmax(2) == labels).mean()}
+    history = trainer.fit(data, 2, state=tmp_path / "a.safetensors", validation=data, metrics=metrics)
+    assert history[-1]["validation_of all"] == history[-1]["validation_accuracy"]
+    # Ignored labels do not count.
+    ignored = {**data, "labels": np.where(data["labels"] == 0, -100, data["labels"])}
+    found = trainer.evaluate(ignored, {"error": lambda output, labels: len(output)})
+    assert found["error"] == 16
     scores = data["x"] @ trainer.array("w") * trainer.array("temperature")
-    assert trainer.evaluate(data)["accuracy"] == (scores.argmax(2) == data["labels"]).mean()
+    right = scores.argmax(2) == data["labels"]
+    assert trainer.evaluate(data)["accuracy"] == right.mean()
+    assert found["accuracy"] == right[data["labels"] != 0].mean()
     again = make_trainer(sequences(), learning_rate=0.1, **how)
     again.load(tmp_path / "a.safetensors")
     assert again.array("temperature").shape == ()

@@ -1,4 +1,4 @@
-"""Chooses the loss, and appends it as standard operators.
+"""Chooses the loss of a model, and its settings.
 
 The choice precedes opset conversion: the converter would split a trailing Softmax over four dimensions into
 several nodes, but the loss absorbs that Softmax.
@@ -6,23 +6,63 @@ several nodes, but the loss absorbs that Softmax.
 
 from __future__ import annotations
 
+import ast
 import difflib
+import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
-import onnx
 
 from onnxgc.errors import LossError, ShapeError
 from onnxgc.model.core.draft import Draft, reads_of
-from onnxgc.model.core.graph_writer import GraphWriter
-from onnxgc.model.core.ir import Node, TensorType
+from onnxgc.model.core.ir import Node
 
 CROSS_ENTROPY, MSE, L1, BCE, OUTPUT = "cross-entropy", "mse", "l1", "bce", "output"
-LOSS_KINDS = (CROSS_ENTROPY, MSE, BCE, L1)
-IGNORED_LABEL = -100
-"""The mean leaves out samples with this label, as in torch."""
+HUBER, SMOOTH_L1, FOCAL, COSINE = "huber", "smooth-l1", "focal", "cosine"
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """A setting of a loss: its default, the values that it may have in words, and a test of them."""
+
+    default: Any
+    values: str
+    fits: Callable[[Any], bool]
+
+
+def _number(values: str, fits: Callable[[float], bool], default: float) -> _Setting:
+    return _Setting(default, values, lambda value: _is_finite(value) and fits(value))
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _are_weights(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(_is_finite(one) and one >= 0 for one in value)
+
+
+_ABOVE_0 = ("a number above 0", lambda value: value > 0, 1.0)
+SETTINGS: Mapping[str, Mapping[str, _Setting]] = {
+    CROSS_ENTROPY: {
+        "smoothing": _number("a number from 0 to below 1", lambda value: 0 <= value < 1, 0.0),
+        # The mean leaves out samples with this label, as in torch.
+        "ignored": _Setting(-100, "a whole number", lambda value: type(value) is int and abs(value) < 2**62),
+        "weights": _Setting([], "a list of numbers of at least 0, one a class", _are_weights),
+    },
+    MSE: {},
+    BCE: {"positive": _number(*_ABOVE_0)},
+    L1: {},
+    HUBER: {"delta": _number(*_ABOVE_0)},
+    SMOOTH_L1: {"beta": _number(*_ABOVE_0)},
+    FOCAL: {
+        "gamma": _number("a number of at least 0", lambda value: value >= 0, 2.0),
+        "alpha": _number("a number from 0 to 1", lambda value: 0 <= value <= 1, 0.25),
+    },
+    COSINE: {},
+}
+"""The settings of each kind of loss, with the defaults of PyTorch and torchvision."""
+LOSS_KINDS = tuple(SETTINGS)
 _REARRANGING = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Cast"])
 _FEATURES_LAST = frozenset(["MatMul", "Gemm", "Einsum"])
 
@@ -31,25 +71,34 @@ _FEATURES_LAST = frozenset(["MatMul", "Gemm", "Einsum"])
 class LossChoice:
     """The loss `kind` of a tensor, from which the model computes its output `output`.
 
-    `class_axis` is the axis of the tensor's classes for cross-entropy.
+    `class_axis` is the axis of the tensor's classes for cross-entropy. `settings` differ from the defaults.
     """
 
     kind: str
     output: str
     tensor: str
     class_axis: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def setting(self, name: str) -> Any:
+        return self.settings.get(name, SETTINGS[self.kind][name].default)
 
 
 def choose_loss(draft: Draft, requested: str, trained: Collection[str] = ()) -> tuple[Draft, LossChoice]:
     """The draft with a note on the loss, and the loss: a kind, an output of the model, or `auto`.
 
-    `auto` takes a scalar output, else cross-entropy for class scores, else mean squared error. Outputs that
-    depend on a `trained` weight precede others.
+    A kind may have settings: `cross-entropy(smoothing=0.1)`. `auto` takes a scalar output, else cross-entropy
+    for class scores, else mean squared error. Outputs that depend on a `trained` weight precede others.
 
     Raises:
-        LossError: no output fits, or the named output does not exist or is no float scalar.
+        LossError: no output fits, the named output does not exist or is no float scalar, or a setting is wrong.
         ShapeError: the output that the loss needs has no static shape.
     """
+    name, _, text = requested.partition("(")
+    if name in LOSS_KINDS and text and requested not in draft.outputs:
+        settings = _parsed_settings(name, text, requested)
+        draft, choice = choose_loss(draft, name, trained)
+        return draft, replace(choice, settings=settings)
     if requested != "auto" and requested not in LOSS_KINDS:
         return draft, _named_output(draft, requested)
     if requested == "auto":
@@ -63,11 +112,26 @@ def choose_loss(draft: Draft, requested: str, trained: Collection[str] = ()) -> 
     return draft.with_notes(_choice_note(draft, choice)), choice
 
 
-def with_loss(draft: Draft, choice: LossChoice) -> tuple[Draft, dict[str, str]]:
-    """The draft with its loss appended, and the names of `loss` and of `labels` or `target`."""
-    builder = _LossBuilder(draft.without_stale_types(), choice)
-    _BUILDERS[choice.kind](builder)
-    return builder.result(), builder.roles
+def _parsed_settings(kind: str, text: str, requested: str) -> dict[str, Any]:
+    """The settings in `smoothing=0.1, ignored=255)`."""
+    known = SETTINGS[kind]
+    names = ", ".join(known) or "none"
+    try:
+        call = ast.parse(f"settings({text}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError
+        given = {one.arg or "**": ast.literal_eval(one.value) for one in call.keywords}
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        raise LossError(
+            f"--loss '{requested}' cannot be read; settings (for {kind}: {names}) are written as in "
+            "cross-entropy(smoothing=0.1, ignored=255)"
+        ) from None
+    for name, value in given.items():
+        if name not in known:
+            raise LossError(f"--loss '{requested}': {kind} has no setting '{name}'; its settings are: {names}")
+        if not known[name].fits(value):
+            raise LossError(f"--loss '{requested}': {name} is {value!r}; it must be {known[name].values}")
+    return given
 
 
 def _named_output(draft: Draft, name: str) -> LossChoice:
@@ -132,10 +196,10 @@ def _explicit(draft: Draft, output: str, kind: str) -> LossChoice:
         if len(shape) < 2:
             raise LossError(
                 f"--loss cross-entropy needs an output [N, C, ...], but '{output}' has shape {list(shape)}; "
-                "choose mse, bce or l1"
+                "choose mse, bce, l1, huber or smooth-l1"
             )
         return LossChoice(kind, output, output, _axis_by_producer(draft, output, len(shape)))
-    sigmoid = _final_operator(draft, output, ("Sigmoid",)) if kind == BCE else None
+    sigmoid = _final_operator(draft, output, ("Sigmoid",)) if kind in (BCE, FOCAL) else None
     return LossChoice(kind, output, output if sigmoid is None else sigmoid.inputs[0])
 
 
@@ -199,114 +263,3 @@ def _choice_note(draft: Draft, choice: LossChoice) -> str:
     listed = ", ".join(repr(name) for name in others)
     unused = f"; the loss does not use the other outputs ({listed})" if others else ""
     return f"loss: {choice.kind} of output '{choice.output}' {shape}{source}{axis}{unused}"
-
-
-class _LossBuilder(GraphWriter):
-    """Appends the operators, constants and inputs of a loss.
-
-    Attributes:
-        type: the type of the tensor on which the loss is computed.
-        roles: the names of `loss` and of `labels` or `target`.
-    """
-
-    def __init__(self, draft: Draft, choice: LossChoice) -> None:
-        super().__init__(draft)
-        self.nodes += draft.nodes
-        self.choice = choice
-        self.type = draft.required_type(choice.tensor)
-        self.roles: dict[str, str] = {}
-
-    def add(self, op: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        output = self.names.fresh(output or f"loss_{op.lower()}")
-        name = self.node_names.fresh(f"{op}_{output}")
-        self.nodes.append(Node(op, inputs, (output,), attributes, name=name, origin="loss", rule=op))
-        return output
-
-    def target(self, role: str, kind: TensorType) -> str:
-        name = self.roles[role] = self.names.fresh(role)
-        self.draft = self.draft.with_changes(inputs=(*self.draft.inputs, name), types={**self.draft.types, name: kind})
-        return name
-
-    def in_float32(self, name: str) -> str:
-        """The tensor in float32 or float64, for the mean over a batch."""
-        if self.type.dtype in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
-            return name
-        return self.add("Cast", name, output=f"{name}_float32", to=onnx.TensorProto.FLOAT)
-
-    def finish(self, op: str, *inputs: str, **attributes: Any) -> None:
-        """Adds the last operator, whose float32 scalar is the loss."""
-        if self.type.dtype != onnx.TensorProto.DOUBLE:
-            self.roles["loss"] = self.add(op, *inputs, output="loss", **attributes)
-            return
-        wide = self.add(op, *inputs, **attributes)
-        self.roles["loss"] = self.add("Cast", wide, output="loss", to=onnx.TensorProto.FLOAT)
-
-
-def _cross_entropy(loss: _LossBuilder) -> None:
-    """Mean of `-log_softmax(logits)[label]` over the labels that are not ignored."""
-    shape, axis = loss.type.shape, loss.choice.class_axis
-    logits = loss.in_float32(loss.choice.tensor)
-    if len(shape) > 2 and all(size == 1 for position, size in enumerate(shape) if position not in (0, axis)):
-        shape, axis = (shape[0], shape[axis]), 1
-        logits = loss.add("Reshape", logits, loss.int_constant("loss_shape", shape))
-    is_double = loss.type.dtype == onnx.TensorProto.DOUBLE
-    labels = loss.target("labels", TensorType(onnx.TensorProto.INT64, shape[:axis] + shape[axis + 1 :]))
-    axes = loss.int_constant("loss_class_axis", [axis])
-
-    ignored = loss.add("Equal", labels, loss.int_constant("loss_ignored_label", IGNORED_LABEL))
-    valid = loss.add("Not", ignored)
-    weight = loss.add("Cast", valid, to=onnx.TensorProto.DOUBLE if is_double else onnx.TensorProto.FLOAT)
-    # An ignored label is no valid index: class 0 replaces it, with weight 0.
-    index = loss.add("Where", ignored, loss.int_constant("loss_class_0", 0), labels)
-    column = loss.add("Unsqueeze", index, axes)
-
-    log_probability = loss.add("LogSoftmax", logits, axis=axis)
-    picked = loss.add("GatherElements", log_probability, column, axis=axis)
-    negative = loss.add("Neg", loss.add("Squeeze", picked, axes))
-    total = loss.add("ReduceSum", loss.add("Mul", negative, weight), keepdims=0)
-    # At least 1, so that the loss of a batch without labels is 0, not NaN.
-    one = np.asarray(1, np.float64 if is_double else np.float32)
-    count = loss.add("Max", loss.add("ReduceSum", weight, keepdims=0), loss.constant("loss_one", one))
-    loss.finish("Div", total, count)
-
-
-def _difference(loss: _LossBuilder) -> str:
-    target = loss.in_float32(loss.target("target", loss.type))
-    return loss.add("Sub", loss.in_float32(loss.choice.tensor), target)
-
-
-def _mean_squared_error(loss: _LossBuilder) -> None:
-    difference = _difference(loss)
-    loss.finish("ReduceMean", loss.add("Mul", difference, difference), keepdims=0)
-
-
-def _mean_absolute_error(loss: _LossBuilder) -> None:
-    loss.finish("ReduceMean", loss.add("Abs", _difference(loss)), keepdims=0)
-
-
-def _binary_cross_entropy(loss: _LossBuilder) -> None:
-    """Mean of `softplus(x) - x t`, which is -t log s(x) - (1 - t) log(1 - s(x)) without overflow."""
-    logits = loss.in_float32(loss.choice.tensor)
-    target = loss.in_float32(loss.target("target", loss.type))
-    terms = loss.add("Sub", loss.add("Softplus", logits), loss.add("Mul", logits, target))
-    loss.finish("ReduceMean", terms, keepdims=0)
-
-
-def _model_output(loss: _LossBuilder) -> None:
-    """The model's scalar output, as a float32 of rank 0."""
-    name, is_float32 = loss.choice.tensor, loss.type.dtype == onnx.TensorProto.FLOAT
-    if loss.type.shape != ():
-        scalar = loss.int_constant("loss_shape", [])
-        name = loss.add("Reshape", name, scalar, output="loss" if is_float32 else "loss_scalar")
-    if not is_float32:
-        name = loss.add("Cast", name, output="loss", to=onnx.TensorProto.FLOAT)
-    loss.roles["loss"] = name
-
-
-_BUILDERS: Mapping[str, Callable[[_LossBuilder], None]] = {
-    CROSS_ENTROPY: _cross_entropy,
-    MSE: _mean_squared_error,
-    L1: _mean_absolute_error,
-    BCE: _binary_cross_entropy,
-    OUTPUT: _model_output,
-}
