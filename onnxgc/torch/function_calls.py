@@ -152,7 +152,7 @@ def _argument(node: Node, index: int, model: ForwardModel) -> Any:
     if not name:
         return None
     weight = model.weights.get(name)
-    if weight is None or name in model.parameter_set:
+    if weight is None or name in model.parameters:
         return Value(name)
     is_setting = index in SETTINGS.get(node.op, ())
     is_index = INDICES.get(node.op) == index and not weight.type.shape
