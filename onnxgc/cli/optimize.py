@@ -84,6 +84,13 @@ class StateName(StrEnum):
     INPUTS = "inputs"
 
 
+class WeightsName(StrEnum):
+    """What becomes of weights in the model's external data."""
+
+    COPY = "copy"
+    REFERENCE = "reference"
+
+
 class BarrierName(StrEnum):
     """Nodes that keep the schedule's order."""
 
@@ -177,7 +184,12 @@ class _Files(Options, panel=FILES):
     evaluation: str | None = Option(
         None, help="Write the model in evaluation mode to this file, with its loss and the same inputs."
     )
-    save_external_data: bool = Option(False, help="Write weights to a file next to the training file.")
+    save_external_data: bool = Option(
+        False, help="Write weights to a file next to the training file, as is done beyond 2 GB in any case."
+    )
+    weights: WeightsName = Option(
+        WeightsName.COPY, help="reference leaves weights in MODEL's external data, in whose folder OUTPUT has to be."
+    )
     save_plan: str | None = Option(None, help="Write the plan to this JSON file as well.")
     dry_run: bool = Option(False, help="Do not write the training file.")
     verify_runs: int = Option(0, "--verify", min=0, help="Run the file N times and check it, as verify does.")

@@ -28,6 +28,10 @@ order. Backward's operators may differ between orders: gradients of a tensor wit
 summed in the order in which backward reaches these."""
 
 
+_MAX_PROFILES = 8
+"""Profiles of plans that a joint graph keeps: searches and reports ask for the same ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class JointGraph:
     """One training step, and which of its tensors belong to which vertex."""
@@ -35,6 +39,7 @@ class JointGraph:
     step: StepGraph
     members: Mapping[Vertex, tuple[str, ...]]
     retrace: Retrace = field(repr=False)
+    _profiles: dict[CheckpointPlan, MemoryProfile] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def retraced(self, names: tuple[str, ...]) -> StepGraph:
         """The step with forward operators in the order `names`; a new order calls `retrace`."""
@@ -82,8 +87,12 @@ class JointGraph:
 
     def profile(self, plan: CheckpointPlan) -> MemoryProfile:
         """The simulated memory of a plan."""
-        step, schedule = self.scheduled(plan)
-        return simulate(schedule, step)
+        if plan not in self._profiles:
+            step, schedule = self.scheduled(plan)
+            if len(self._profiles) >= _MAX_PROFILES:
+                self._profiles.clear()
+            self._profiles[plan] = simulate(schedule, step)
+        return self._profiles[plan]
 
 
 def vertex_of_operators(

@@ -21,6 +21,7 @@ from scripts.benchmarking import (
     peaks,
     reference,
     resnet50,
+    scale,
     step,
     summary,
     table1,
@@ -61,6 +62,7 @@ KINDS: Mapping[str, Benchmark] = {
     "table1": table1,
     "default": default_plans,
     "growth": growth,
+    "scale": scale,
     "exactness": exactness,
     "memory": memory_picture,
 }

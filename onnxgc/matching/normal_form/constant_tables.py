@@ -67,7 +67,7 @@ class Table:
 
 def is_learned(model: TrainableModel, name: str) -> bool:
     """Whether a weight is a parameter or a running statistic."""
-    return name in model.parameters or any(name == statistic.name for statistic in model.statistics)
+    return name in model.parameter_set or any(name == statistic.name for statistic in model.statistics)
 
 
 def table_of(model: TrainableModel, name: str) -> Table | None:

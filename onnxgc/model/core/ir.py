@@ -164,10 +164,14 @@ class TrainableModel:
     provider: str = "cpu"
     column_bytes: Mapping[str, int] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
     is_portable: bool = False
+    parameter_set: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameter_set", frozenset(self.parameters))
 
     def constant(self, name: str) -> Array | None:
         """Value of a constant; None for a tensor that is computed, fed or trained."""
-        if name in self.weights and name not in self.parameters:
+        if name in self.weights and name not in self.parameter_set:
             return self.weights[name].load()
         return None
 

@@ -143,7 +143,7 @@ def _operators_and_storages(
         writes: list[int] = []
         reuses = None
         for number, name in enumerate(operator.outputs):
-            if name in step.outputs:
+            if name in step.output_set:
                 continue
             if number == 0 and operator.is_view:
                 if source is not None:
