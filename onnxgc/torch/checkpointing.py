@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
@@ -15,6 +18,7 @@ from onnxgc.torch.joint_problem import Costs, EstimatedCosts
 from onnxgc.torch.operator_timing import MeasuredCosts
 from onnxgc.torch.plan_search import BudgetPlanner, Planner, TorchPlan
 from onnxgc.torch.planned_forward import PlannedForward
+from onnxgc.torch.stored_plans import StoredPlanner
 from onnxgc.tracing.devices import device as find_device
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
@@ -32,6 +36,7 @@ def checkpoint(
     time_limit: float | None = DEFAULT_TIME_LIMIT_SECONDS,
     step_limit: int | None = None,
     seed: int = 0,
+    plans: str | os.PathLike[str] | None = None,
 ) -> Module:
     """Plans a module: the result shares its class and parameters, and trains within a memory budget.
 
@@ -40,11 +45,13 @@ def checkpoint(
     calls with other shapes or in another mode are planned when they first occur. Calls without gradients run
     the module's own forward. Durations of operators are measured once on this machine, or estimated from the
     data sheet of a `device`. `budget` is as for `onnxgc.optimize`: bytes, a share of the baseline's peak, or
-    `min`. `time_limit` (seconds) and `step_limit` bound the search.
+    `min`. `time_limit` (seconds) and `step_limit` bound the search. `plans` is a folder in which plans are kept:
+    another run with equal shapes, options and versions takes them without a search.
 
     Raises:
         BudgetError: no plan fits the budget.
         BudgetFormError: the budget cannot be parsed.
+        OutputFileError: the folder cannot be written to.
         PlanError: the module cannot be traced.
 
     >>> from torch import nn, randn
@@ -55,9 +62,17 @@ def checkpoint(
     True
     """
     options = SearchOptions(Order.named(order), time_limit, step_limit, seed)
-    planner = BudgetPlanner(parse_budget(budget), options)
+    planner: Planner = (search := BudgetPlanner(parse_budget(budget), options))
+    if plans is not None:
+        planner = StoredPlanner(search, Path(plans))
     costs = MeasuredCosts() if device is None else EstimatedCosts(find_device(device))
     arguments = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
+    if any(getattr(part, "gradient_checkpointing", False) for part in module.modules()):
+        warnings.warn(
+            "the module checkpoints its layers already, which the plan takes as given; it is free to choose after "
+            "module.gradient_checkpointing_disable()",
+            stacklevel=2,
+        )
     return planned_module(module, planner, costs, arguments, example_kwargs)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -15,7 +16,7 @@ import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.graph_compile import collect_fw_donated_buffer_idxs
-from torch._guards import TracingContext
+from torch._guards import TracingContext, detect_fake_mode
 from torch._inductor import config, ir
 from torch._inductor.codegen import wrapper
 from torch._inductor.compile_fx import compile_fx_inner
@@ -47,17 +48,20 @@ def compiled_memory(
     node's operator takes beyond its inputs and outputs.
     """
     inputs, entering = (gm.graph.find_nodes(op="placeholder") for gm in (forward, backward))
-    outputs, gradients = (gm.graph.output_node().args[0] for gm in (forward, backward))
+    outputs: Any = forward.graph.output_node().args[0]
+    gradients: Any = backward.graph.output_node().args[0]
     before = _Timeline(dict.fromkeys(map(str, inputs)), workspace)
-    storages = _generate(forward, before, range(results), ())
-    kept = dict(zip(map(str, outputs), storages, strict=False))
+    produced = _generate(forward, before, range(results), ())
+    kept = {str(node): storage for node, (storage, _) in zip(outputs, produced, strict=True)}
+    strides = {str(node): stride for node, (_, stride) in zip(outputs, produced, strict=True)}
     kept.update((node.name, (object(), _size(node))) for node in entering if is_tangent(node))
     after = _Timeline({node.name: kept.get(node.name) for node in entering}, workspace)
     saved = after.live
-    given = [[_fake(one) for one in nodes] for nodes in (inputs, outputs[:results], gradients, outputs[results:])]
+    given: Any = [[_fake(one) for one in nodes] for nodes in (inputs, outputs[:results], gradients, outputs[results:])]
     donated = collect_fw_donated_buffer_idxs(*given) if functorch_config.donated_buffer else []
     names = {str(outputs[results + index]) for index in donated}
-    _generate(backward, after, (), [index for index, node in enumerate(entering) if node.name in names])
+    donated = [index for index, node in enumerate(entering) if node.name in names]
+    _generate(backward, after, (), donated, [strides.get(node.name, ()) for node in entering])
     return PassMemory(max(before.peak, after.peak), saved)
 
 
@@ -97,7 +101,7 @@ class _Timeline:
         for one in entries:
             self._name(one.get_name(), _new_storage(one))
         origin = node.origin_node or next(iter(node.origins), None)
-        self.peak = max(self.peak, self.live + (0 if origin is None else self._workspace(origin)))
+        self.peak = max(self.peak, self.live + (0 if origin is None else self._workspace(_as_called(origin, node))))
 
     def _name(self, name: str, storage: _Storage | None) -> None:
         self.storages[name] = storage
@@ -114,10 +118,17 @@ class _Timeline:
 
 
 def _generate(
-    gm: fx.GraphModule, timeline: _Timeline, visible: range | tuple[()], donated: list[int] | tuple[()]
-) -> list[_Storage | None]:
-    """Runs a pass's generated code on a timeline; the storages of the pass's outputs."""
-    found: list[_Storage | None] = []
+    gm: fx.GraphModule,
+    timeline: _Timeline,
+    visible: Sequence[int],
+    donated: Sequence[int],
+    strides: Iterable[Sequence[int]] = (),
+) -> list[tuple[_Storage | None, Sequence[int]]]:
+    """Runs a pass's generated code on a timeline; the storages and strides of the pass's outputs.
+
+    `strides` are those of the pass's inputs, where known.
+    """
+    found: list[tuple[_Storage | None, Sequence[int]]] = []
     graph = copy.deepcopy(gm.graph)
     inputs, output = graph.find_nodes(op="placeholder"), graph.output_node()
     entries: Any = output.args[0]
@@ -131,7 +142,7 @@ def _generate(
             timeline.run(line)
         for one in lowered.graph_outputs:
             has_name = not isinstance(one, ir.NoneAsConstantBuffer | ir.ShapeAsConstantBuffer)
-            found.append(timeline.storages.get(one.get_name()) if has_name else None)
+            found.append((timeline.storages.get(one.get_name()), _hints(one.get_stride())) if has_name else (None, ()))
         raise _Done
 
     context: Any = TracingContext.try_get() or SimpleNamespace(fw_metadata=None)
@@ -141,8 +152,42 @@ def _generate(
         config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
         contextlib.suppress(_Done),
     ):
-        compile_fx_inner(fx.GraphModule(gm, graph), [node.meta["val"] for node in inputs], is_backward=not visible)
+        values = [_laid_out(*one) for one in zip_longest((node.meta["val"] for node in inputs), strides, fillvalue=())]
+        compile_fx_inner(fx.GraphModule(gm, graph), values, is_backward=not visible)
     return found
+
+
+def _hints(sizes: Iterable[Any]) -> list[int]:
+    return [int(V.graph.sizevars.optimization_hint(one, fallback=1)) for one in sizes]
+
+
+def _laid_out(value: Any, stride: Sequence[int]) -> Any:
+    """A tensor of the trace with its dimensions in the order of the strides, if there are any."""
+    if not stride or list(map(hint, value.stride())) == list(stride):
+        return value
+    order = sorted(range(len(stride)), key=lambda axis: -stride[axis])
+    with detect_fake_mode(value) or contextlib.nullcontext():
+        return torch.empty_permuted(value.shape, order, dtype=value.dtype, device=value.device)
+
+
+def _as_called(origin: fx.Node, call: Any) -> fx.Node:
+    """A node whose inputs have the layouts in which generated code calls the operator."""
+    graph = fx.Graph()
+    inputs = (one for one in call.inputs if isinstance(one, ir.IRNode))
+    layouts = [(_hints(one.get_size()), _hints(one.get_stride())) for one in inputs]
+
+    def given(source: fx.Node) -> fx.Node:
+        value: Any = source.meta.get("val")
+        node = graph.placeholder(source.name)
+        is_tensor = isinstance(value, torch.Tensor)
+        found = next((one for one in layouts if is_tensor and one[0] == list(map(hint, value.shape))), None)
+        if found is not None:
+            layouts.remove(found)
+            value = _laid_out(value, found[1])
+        node.meta["val"] = value
+        return node
+
+    return graph.node_copy(origin, given)
 
 
 def _new_storage(buffer: Any) -> _Storage:

@@ -59,8 +59,8 @@ _TRACING = threading.RLock()
 """Owned by the thread that traces, which replaces parameters of the module and settings of PyTorch."""
 
 
-class _PlanMade(BaseException):
-    """Ends a trace that was needed for its plan only."""
+class _Traced(BaseException):
+    """Ends the first run of a trace that is made ahead of its step."""
 
 
 class _OwnForward(nn.Module):
@@ -104,6 +104,8 @@ class _Trace:
     order: tuple[int, ...] = ()
     """For each tensor of the call and the state, the index of its first occurrence among them."""
     is_split = False
+    is_ahead = False
+    """Whether the trace is made ahead of its first step."""
 
     def bind(self, call: CallSignature) -> Binding | None:
         """The state that the trace reads in this call; None if the guard rejects it."""
@@ -196,13 +198,13 @@ class PlannedForward:
                 return trace, binding
         return None
 
-    def _run_new_trace(self, call: CallSignature) -> Any:
+    def _run_new_trace(self, call: CallSignature, is_ahead: bool = False) -> Any:
         key = call.key()
         traces = self._traces.setdefault(key, [])
         self._traces.move_to_end(key)
         if traces:
             self._warn_of_retracing(len(traces), traces[-1].guard.mismatch)
-        trace, result = self._traced(call)
+        trace, result = self._traced(call, is_ahead)
         traces.append(trace)
         if len(self._traces) > _MAX_SIGNATURES:
             self._traces.popitem(last=False)
@@ -222,17 +224,21 @@ class PlannedForward:
         """Makes the plan of a call without running a step; does nothing if it needs no gradient."""
         call = CallSignature.from_call(self._planned, arguments, settings)
         if call.needs_gradients():
-            call.check_parameters()
-            with _TRACING, contextlib.suppress(_PlanMade):
-                self._traced(call, plan_only=True)
+            with _TRACING:
+                if self._matching_trace(call) is None:
+                    self._run_new_trace(call, is_ahead=True)
 
-    def _traced(self, call: CallSignature, plan_only: bool = False) -> tuple[_Trace, Any]:
+    def _traced(self, call: CallSignature, is_ahead: bool) -> tuple[_Trace, Any]:
         """A new trace and its result; forward is traced until no new state is found."""
         while True:
             state = TracedState(call, self._inner.own_forward(), self._known)
-            trace = self._trace(call, state, plan_only)
+            trace = self._trace(call, state)
+            trace.is_ahead = is_ahead
             try:
                 return trace, trace.run(call, state.binding)
+            except _Traced:
+                trace.is_ahead = False
+                return trace, None
             except RetraceNeeded:
                 continue
             finally:
@@ -250,7 +256,7 @@ class PlannedForward:
             logger.info("planned in %.1f s: %s", time.perf_counter() - started, plan)
         return self._decisions[step.problem][0]
 
-    def _trace(self, call: CallSignature, state: TracedState, plan_only: bool) -> _Trace:
+    def _trace(self, call: CallSignature, state: TracedState) -> _Trace:
         trace = _Trace()
         trace.guard = state.guard
         trace.order = first_occurrences((*call.tensors, *state.binding.tensors))
@@ -284,12 +290,21 @@ class PlannedForward:
             draw_in_memory_order(joint.graph)
             step = joint_step(joint.graph, num_fwd_outputs, self._costs)
             sequence = self._sequence_for(step)
-            if plan_only:
-                raise _PlanMade
             trace.is_split = True
             return split(joint, step, sequence)
 
-        trace.function = aot_function(flat, boxed_function, boxed_function, partition_fn=partition)
+        def forward(gm: fx.GraphModule, example_inputs: Any) -> Any:
+            run = boxed_function(gm, example_inputs)
+
+            def started(given: list[Any]) -> Any:
+                if trace.is_ahead:
+                    raise _Traced
+                return run(given)
+
+            vars(started)["_boxed_call"] = True
+            return started
+
+        trace.function = aot_function(flat, forward, boxed_function, partition_fn=partition)
         return trace
 
 

@@ -184,13 +184,17 @@ def _step(module: Any, inputs: Any) -> None:
 
 
 def _measured_peak(module: Any, inputs: Any) -> int:
+    _step(module, inputs)
+    module.zero_grad()
+    return measured_peak(lambda: module(*inputs).backward())
+
+
+def measured_peak(step: Callable[[], object]) -> int:
     """The most bytes allocated at once during a step, without those allocated before it."""
     from torch.profiler import ProfilerActivity, profile
 
-    _step(module, inputs)
-    module.zero_grad()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        module(*inputs).backward()
+        step()
     live = peak = 0
     for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":

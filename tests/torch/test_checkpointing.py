@@ -3,6 +3,7 @@ import functools
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ from onnxgc.torch import checkpoint, plans_of
 from onnxgc.torch.checkpointing import planned_module
 from onnxgc.torch.joint_problem import EstimatedCosts, JointStep, is_batch_normalization, is_random
 from onnxgc.torch.partition import STATE_BYTES
+from onnxgc.torch.plan_search import BudgetPlanner, TorchPlan
 from onnxgc.tracing.devices import device
 
 QUICK: dict[str, Any] = {"device": "a100", "time_limit": None, "step_limit": 2}
@@ -338,3 +340,28 @@ def test_sharded_parameters_raise() -> None:
     block.weight = Sharded(torch.randn(4, 4))
     with pytest.raises(PlanError, match=r"'1\.weight' is only a shard when forward begins"):
         checkpoint(nn.Sequential(nn.Linear(4, 4), block), torch.randn(3, 4), **QUICK)
+
+
+def test_stored_plans_are_taken_without_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.GELU(), nn.Linear(8, 1))
+    data = torch.randn(64, 8)
+
+    def plan() -> tuple[TorchPlan, ...]:
+        return plans_of(checkpoint(layers, data, budget="80%", plans=tmp_path, **QUICK))
+
+    first = plan()
+    (stored,) = tmp_path.iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(BudgetPlanner, "__call__", None)
+        assert plan() == first
+    intact = stored.read_text()
+    stored.write_text(intact.replace("[[0", "[[1"))
+    assert plan() == first
+    assert stored.read_text() == intact
+
+
+def test_layers_that_are_checkpointed_already_are_one_warning() -> None:
+    layer = nn.Linear(2, 2)
+    vars(layer)["gradient_checkpointing"] = True
+    with pytest.warns(UserWarning, match="gradient_checkpointing_disable"):
+        checkpoint(layer, torch.ones(1, 2), budget="100%", device="a100")

@@ -55,7 +55,7 @@ def tokens(batch: int = 8) -> torch.Tensor:
 
 def convolutional() -> nn.Module:
     torch.manual_seed(0)
-    layers = (layer for _ in range(3) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU()))
+    layers = (layer for _ in range(2) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU()))
     return nn.Sequential(*layers)
 
 
@@ -108,8 +108,8 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("make, data, tolerance", [(blocks, tokens, 0.2), (convolutional, images, 0.2)])
-def test_compiled_steps_keep_their_gradients_and_their_peak(make: Any, data: Any, tolerance: float) -> None:
+@pytest.mark.parametrize("make, data", [pytest.param(blocks, tokens, marks=pytest.mark.slow), (convolutional, images)])
+def test_compiled_steps_keep_their_gradients_and_their_promised_peak(make: Any, data: Any) -> None:
     plain, module = make(), make()
     call, plans = compiled(module, "70%")
     for _ in range(2):
@@ -120,10 +120,11 @@ def test_compiled_steps_keep_their_gradients_and_their_peak(make: Any, data: Any
     module.zero_grad(set_to_none=True)
     values = data()
     peak = measured_peak(lambda: call(values).sum().backward())
-    assert peak == pytest.approx(plan.planned_peak_bytes, rel=tolerance)
+    assert peak == pytest.approx(plan.planned_peak_bytes, rel=0.01)
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_compiled_dropout_draws_once() -> None:
     results = []
     for budget in ("100%", "75%"):
@@ -136,7 +137,7 @@ def test_compiled_dropout_draws_once() -> None:
 
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("make, data", [(blocks, tokens), (convolutional, images)])
-@pytest.mark.parametrize("budget", ["70%", "45%"])
+@pytest.mark.parametrize("budget", ["70%", pytest.param("45%", marks=pytest.mark.slow)])
 def test_steps_without_a_compiler_are_within_the_budget(make: Any, data: Any, budget: str) -> None:
     plain, module = make(), make()
     call, plans = compiled(module, budget)
@@ -208,7 +209,7 @@ def test_autocast_applies() -> None:
     "options, error, message",
     [
         ({"budget": "8 parsecs"}, BudgetFormError, "'8 parsecs' is not a valid memory size"),
-        ({"budget": 1000}, BudgetError, "no plan within 1,000 bytes"),
+        pytest.param({"budget": 1000}, BudgetError, "no plan within 1,000 bytes", marks=pytest.mark.slow),
         ({"budgets": 1}, PlanError, "Unexpected optimization option budgets"),
     ],
 )
@@ -216,6 +217,13 @@ def test_wrong_options_are_one_error(options: Any, error: type[Exception], messa
     torch._dynamo.reset()
     call = torch.compile(blocks(), backend="onnxgc", options=options)
     with pytest.raises(Exception, match=message):
+        call(tokens())
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_budget_below_the_least_peak_is_one_error() -> None:
+    call, _ = compiled(blocks(1), 1000)
+    with pytest.raises(Exception, match="BudgetError: no plan within 1,000 bytes was found"):
         call(tokens())
 
 
