@@ -17,11 +17,15 @@ _EXPANDED_WHILE_READING = ("GRU", "If", "LSTM", "Loop", "RNN", "Scan")
 
 
 def commands() -> str:
-    """Every command with its arguments and options, as in `--help`; equal ones are described once."""
+    """Every command with its arguments and purpose, as in `--help`."""
     # `Any`: typer renames classes of click.
     group: Any = typer.main.get_command(app)
-    described: dict[tuple[str, str], str] = {}
-    return "\n\n".join(_command(name, command, described) for name, command in group.commands.items())
+    rows = []
+    for name, command in group.commands.items():
+        arguments = [one for one in command.params if one.param_type_name == "argument"]
+        call = " ".join([name, *(_placeholder(argument) for argument in arguments)])
+        rows.append([f"`onnxgc {call}`", command.help.splitlines()[0]])
+    return markdown_table(["command", "purpose"], rows, figures=False)
 
 
 def solvers() -> str:
@@ -56,36 +60,9 @@ def operators() -> str:
     )
 
 
-def _command(name: str, command: Any, described: dict[tuple[str, str], str]) -> str:
-    """A command; `described` has the command in which each option of those before has its description."""
-    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
-    options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
-    call = " ".join([name, *(_placeholder(argument) for argument in arguments)])
-    rows = [(f"`{parameter.name.upper()}`", parameter.help) for parameter in arguments]
-    equal: dict[str, list[str]] = {}
-    for option in options:
-        names = ", ".join(f"`{spelling}`" for spelling in (*option.opts, *option.secondary_opts))
-        default = f" [default: {getattr(option.default, 'value', option.default)}]" if _shows_default(option) else ""
-        row = names, f"{option.help}{default}"
-        where = described.setdefault(row, name)
-        if where == name:
-            rows.append(row)
-        else:
-            equal.setdefault(where, []).append(names)
-    table = markdown_table(
-        ["argument or option", "meaning"], [[first, text.replace("|", "\\|")] for first, text in rows], figures=False
-    )
-    lines = [f"As in `{where}`: {', '.join(names)}." for where, names in equal.items()]
-    return "\n\n".join((f"### `onnxgc {call}`", command.help, table, *lines))
-
-
 def _placeholder(argument: Any) -> str:
     name = f"{argument.name.upper()}{'...' if argument.nargs == -1 else ''}"
     return name if argument.required else f"[{name}]"
-
-
-def _shows_default(option: Any) -> bool:
-    return bool(option.show_default) and option.default not in (None, False, ())
 
 
 def _accepted_graphs(solver: Solver) -> str:

@@ -2,9 +2,9 @@ from onnxgc.api.comparison import compare
 from onnxgc.api.html_pages import page_of_comparison
 from onnxgc.report.text.plan_rows import plans_lines, plans_table
 from onnxgc.report.text.units import figure, megabytes
-from scripts.check_report import course_totals, data_of
 from tests.api.chains import chain
 from tests.api.test_comparison import renamed
+from tests.report.page_data import course_totals, data_of
 from tests.report.test_html import HOSTILE, Reader, hostile_model
 
 

@@ -38,9 +38,9 @@ from onnxgc.report.html.tables import Column, size, table
 from onnxgc.report.html.tags import Html, tag
 from onnxgc.report.text.printable import printable
 from onnxgc.report.text.units import megabytes
-from scripts.check_report import course_totals, data_of
 from tests.api.chains import chain
 from tests.model.model_helpers import normal, with_weights
+from tests.report.page_data import course_totals, data_of
 
 FOLDER = Path(onnxgc.report.html.__file__).parent
 HOSTILE = (
