@@ -6,8 +6,6 @@ After each fault the output is whole or absent, and the run ended in at most one
 if one did not.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

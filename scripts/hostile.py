@@ -7,8 +7,6 @@ crash, more than `CPU_SECONDS` or `MEMORY_BYTES`, a refusal of more than one lin
 output, or a file left behind. The exit code is 1 if a run fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """The contents of a model, and the obstacles to training it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """From any forward ONNX model to a `TrainableModel`: all passes on one page."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -7,8 +7,6 @@ peak. The record is written after each model; `--only` replaces the rows of thos
     python -m scripts.benchmarking.compiled NAME REQUEST RESULT    one model in this process
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import statistics
@@ -109,7 +107,7 @@ def compare(name: str, options: Options) -> dict[str, Any]:
         add(rival, torch.compile(modules.get(rival, module), backend=functools.partial(_by_inductor, share)))
     peaks = sorted({found[rival]["peak_bytes"] for rival in RIVALS}, reverse=True)
     for budget in (*map(str, peaks), LEAST):
-        settings = {"budget": budget, "time_limit": options.time_limit}
+        settings: Any = {"budget": budget, "time_limit": options.time_limit}
         add(budget, torch.compile(module, backend="onnxgc", options=settings))
         found[budget]["promised_bytes"] = plans_of_options(settings)[-1].planned_peak_bytes
     steps = {one: functools.partial(_run, modules.get(one, module), call, given) for one, call in calls.items()}

@@ -3,8 +3,6 @@
 Each command runs in a process of its own, with its children.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

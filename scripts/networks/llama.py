@@ -1,7 +1,5 @@
 """Llama: a decoder of transformer blocks, decomposed as exporters decompose it; 69 nodes a block."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

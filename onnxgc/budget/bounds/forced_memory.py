@@ -1,7 +1,5 @@
 """Lower bounds on live memory that hold in every order of first runs, without recomputation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """A lower bound on the peak of every sequence, from one operator at a time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 

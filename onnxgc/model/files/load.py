@@ -1,7 +1,5 @@
 """Reading of ONNX files: a path or a ModelProto becomes a checked model without function calls."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -1,7 +1,5 @@
 """Facts about one weight: its values, its marks by the exporter, and its name."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tables and lines of `optimize`, `inspect`, `verify` and `train`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Memory of the first forward between two cuts of an order (`onnxgc.solvers.peak.phase_memory`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence, Set
 
 import numpy as np

@@ -14,8 +14,6 @@ the phase's own memory.
 are counted from 0, and the cut before the first position is -1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias

@@ -5,8 +5,6 @@ tensors that are live at each time. The bytes of gradients and temporaries are t
 simulated profile of the baseline. All sizes are in bytes; positions of vertices are counted from 0.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
