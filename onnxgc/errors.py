@@ -4,8 +4,6 @@ Each message is one line that states what is wrong, where, and what to do. The c
 exits with `exit_code`; any other exception is a bug and keeps its traceback.
 """
 
-from __future__ import annotations
-
 
 class OnnxgcError(Exception):
     """Base of all errors that users can correct."""

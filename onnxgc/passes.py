@@ -4,8 +4,6 @@ Raises:
     RuntimeUnavailableError: onnx_ir is not installed.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from importlib.util import find_spec

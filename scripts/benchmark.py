@@ -7,8 +7,6 @@ section of docs/results.md; progress goes to stderr. Every figure is measured or
 records it, except figures of the paper and of its code (`scripts/benchmarking/paper_graphs.py` and `growth.py`).
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

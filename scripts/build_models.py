@@ -11,8 +11,6 @@ by name. The batch is symbolic. Files are small and byte-for-byte reproducible.
                                              ORIGIN is torch, keras, jax or paddle (see --exports --help)
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Sequence

@@ -18,8 +18,6 @@ is written after each row, so that an interrupted run leaves its results. Each r
 crash or hang costs one, and no two share an arena. Exit code 1: a step failed.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Hostile, odd and huge model files by kind, and random changes of a small network."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterator

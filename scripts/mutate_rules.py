@@ -8,8 +8,6 @@ loses one of its operands, and some case must fail.
     python scripts/mutate_rules.py Conv Gemm    these rules only
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -18,7 +18,7 @@ def lend(arena: Arena, size_bytes: int) -> Chunk:
     return chunk
 
 
-def test_a_request_of_no_bytes_takes_no_chunk() -> None:
+def test_a_request_of_no_bytes_takes_no_chunk():
     arena = Arena(SMALL)
     assert arena.lend(0) is None
     arena.take_back(None)
@@ -90,7 +90,7 @@ class NaiveArena:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 150) | st.integers(120, 600), st.integers(0, 30)), min_size=1, max_size=60))
-def test_the_arena_equals_a_naive_one(moves: list[tuple[int, int]]) -> None:
+def test_the_arena_equals_a_naive_one(moves: list[tuple[int, int]]):
     arena, naive = Arena(SMALL), NaiveArena(SMALL)
     lent: list[tuple[Chunk, Piece]] = []
     peak = 0
@@ -108,7 +108,7 @@ def test_the_arena_equals_a_naive_one(moves: list[tuple[int, int]]) -> None:
         assert arena.held_bytes == -naive.lowest
 
 
-def test_the_arena_of_a_schedule_has_the_simulated_peak() -> None:
+def test_the_arena_of_a_schedule_has_the_simulated_peak():
     """Without rounding, and with regions that fit, there is no excess."""
     exact = ArenaSettings(granule_bytes=1, first_region_bytes=1, max_region_bytes=1, max_dead_bytes=1)
     graph = chain(9)
@@ -119,7 +119,7 @@ def test_the_arena_of_a_schedule_has_the_simulated_peak() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_workspace_is_allocated_before_or_after_the_output(first: bool) -> None:
+def test_a_workspace_is_allocated_before_or_after_the_output(first: bool):
     """The free chunk of 16 bytes serves the first of two requests: a workspace of 12 and an output of 9."""
     graph = StepGraph(
         (

@@ -38,7 +38,7 @@ def figures(folder: Path, name: str) -> Any:
 
 
 @pytest.mark.slow
-def test_all_figures_of_one_network(tmp_path: Path) -> None:
+def test_all_figures_of_one_network(tmp_path: Path):
     size = ["--network", "resnet18", "--batch", "2", "--pixels", "64"]
     arguments = ["resnet50", *size, "--threads", "1", "--rounds", "1", "--record", str(tmp_path)]
     assert benchmark.main(arguments) == 0
@@ -57,7 +57,7 @@ def test_all_figures_of_one_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_simulated_peaks_equal_measured_peaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulated_peaks_equal_measured_peaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     arguments = ["peaks", "--only", "mobilenet_v2", "--pixels", "64", "--time-limit", "1"]
     assert len(list(peaks.LIGHT_FOLDER.glob("*.onnx"))) == 9
     assert benchmark.main([*arguments, "--record", str(tmp_path)]) == 0
@@ -75,7 +75,7 @@ def test_simulated_peaks_equal_measured_peaks(tmp_path: Path, capsys: pytest.Cap
     assert "| mobilenet_v2, 2x3x64x64 |" in documents.results(tmp_path)
 
 
-def test_nodes_with_other_allocations_than_simulated_are_named() -> None:
+def test_nodes_with_other_allocations_than_simulated_are_named():
     result = onnxgc.optimize(MODELS / "resnet18.onnx", input_shapes={"x": (1, 3, 64, 64)}, solver="peak", check=False)
     steps = list(allocations(result.planned.schedule, result.planned.step.graph))
     names = tuple(step.operator.name for step in steps)
@@ -104,7 +104,7 @@ def live_bytes(steps: list[Allocations]) -> Iterator[int]:
 
 def test_exit_code_reports_differences_beyond_the_tolerances(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     worst = {"node": "n", "what": "workspace", "bytes": -1024}
     row = {"network": "net", "input": [1], "plan": "regular", "worst": worst, "requested_bytes": 1000}
     for simulated, arena, expected in ((1009, 1029, 0), (1011, 1000, 1), (1000, 1031, 1)):
@@ -115,7 +115,7 @@ def test_exit_code_reports_differences_beyond_the_tolerances(
         assert ("net, regular: workspace of 'n': -1,024 bytes" in capsys.readouterr().out) == expected
 
 
-def test_paper_table_has_its_batch_sizes_and_inputs(tmp_path: Path) -> None:
+def test_paper_table_has_its_batch_sizes_and_inputs(tmp_path: Path):
     assert table1.paper_networks()["alexnet"] == (1024, (3, 224, 224))
     options = table1.Options(("alexnet", "resnet18"))
     rows = table1.run(options, Progress("table1", tmp_path))
@@ -127,7 +127,7 @@ def test_paper_table_has_its_batch_sizes_and_inputs(tmp_path: Path) -> None:
     assert "for 2 of 2 networks" in documents.results(tmp_path)
 
 
-def test_the_record_of_table_1_grows_by_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_of_table_1_grows_by_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def interrupted(network: str, *_: object) -> dict[str, Any]:
         if network == "vgg13":
             raise KeyboardInterrupt
@@ -150,7 +150,7 @@ def test_the_record_of_table_1_grows_by_network(tmp_path: Path, monkeypatch: pyt
 
 def test_exit_code_reports_violated_laws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     wrong = replace(paper_graphs.PAPER_GRAPHS["alexnet"], code_mebibytes=1600, cuts_mebibytes=1600)
     monkeypatch.setattr(table1, "PAPER_GRAPHS", {"alexnet": wrong})
     assert benchmark.main(["table1", "--only", "alexnet", "--record", str(tmp_path)]) == 1
@@ -160,7 +160,7 @@ def test_exit_code_reports_violated_laws(
     assert len(figures(tmp_path, "table1")) == 1
 
 
-def test_solve_times_are_recorded_by_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_solve_times_are_recorded_by_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(growth, "TIMED", ("acg", "peak"))
     monkeypatch.setattr(growth, "_REPEATS", 1)
     for family in ("CHAIN", "RANDOM", "TRANSFORMER"):
@@ -177,7 +177,7 @@ def test_solve_times_are_recorded_by_family(tmp_path: Path, monkeypatch: pytest.
     assert "(growth.svg)" in documents.results(tmp_path)
 
 
-def test_solvers_that_would_take_too_long_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_solvers_that_would_take_too_long_are_skipped(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(growth, "MAX_SECONDS", 0.0)
     monkeypatch.setattr(growth, "CHAIN_VERTICES", (30, 60))
     found = growth.run(growth.Options(60), Progress())["graphs"]
@@ -186,7 +186,7 @@ def test_solvers_that_would_take_too_long_are_skipped(monkeypatch: pytest.Monkey
     assert set(rows[1]["seconds"].values()) == {None}
 
 
-def test_random_graphs_have_the_requested_size() -> None:
+def test_random_graphs_have_the_requested_size():
     assert len(growth.random_chain(50).graph) == 50
     graph = growth.random_dag(50).graph
     assert (len(graph), len(graph.edges), len(graph.sources)) == (50, 100, 1)
@@ -195,7 +195,7 @@ def test_random_graphs_have_the_requested_size() -> None:
     assert len(growth.transformer(100).graph) == 99
 
 
-def test_solvers_are_compared_with_exhaustive_searches(tmp_path: Path) -> None:
+def test_solvers_are_compared_with_exhaustive_searches(tmp_path: Path):
     sizes = ["--graphs", "30", "--chains", "10", "--families", "10", "--schedules", "6"]
     assert benchmark.main(["exactness", *sizes, "--record", str(tmp_path)]) == 0
     rows = figures(tmp_path, "exactness")
@@ -208,7 +208,7 @@ def test_solvers_are_compared_with_exhaustive_searches(tmp_path: Path) -> None:
     assert "optimality: none" in documents.results(tmp_path)
 
 
-def test_wrong_claims_of_a_solver_are_counted() -> None:
+def test_wrong_claims_of_a_solver_are_counted():
     solution = ACG.solve(chain([1, 5, 1]))
     comparison = exactness.Comparison("acg", "", "")
     comparison.add(solution, solution.objective_bytes - 1)
@@ -218,7 +218,7 @@ def test_wrong_claims_of_a_solver_are_counted() -> None:
     assert [counted[kind] for kind in kinds] == [0, 1, 1, 1]
 
 
-def test_layered_graphs_are_deterministic_with_few_outputs() -> None:
+def test_layered_graphs_are_deterministic_with_few_outputs():
     graph = layered_graph(200, seed=5)
     assert graph == layered_graph(200, seed=5) != layered_graph(200, seed=6)
     problem = parse_operator_graph(graph).problem
@@ -227,7 +227,7 @@ def test_layered_graphs_are_deterministic_with_few_outputs() -> None:
     assert all(operation.reads for operation in problem.operators[8:])
 
 
-def test_memory_picture_is_well_formed_and_reaches_both_peaks(tmp_path: Path) -> None:
+def test_memory_picture_is_well_formed_and_reaches_both_peaks(tmp_path: Path):
     arguments = ["memory", "--network", "resnet18", "--batch", "2", "--record", str(tmp_path)]
     assert benchmark.main(arguments) == 0
     found = figures(tmp_path, "memory")
@@ -241,7 +241,7 @@ def test_memory_picture_is_well_formed_and_reaches_both_peaks(tmp_path: Path) ->
         assert all(0 <= x <= width and 0 <= y <= height for x, y in points)
 
 
-def test_twins_match_and_their_plans_are_transferred(tmp_path: Path) -> None:
+def test_twins_match_and_their_plans_are_transferred(tmp_path: Path):
     folder = tmp_path / "twins"
     folder.mkdir()
     net, x = Network(), "x"
@@ -276,5 +276,5 @@ def test_twins_match_and_their_plans_are_transferred(tmp_path: Path) -> None:
         {"rows": [{"a": [{"b": 1}] * 3}] * 3, "empty": {}, "text": "keys"},
     ],
 )
-def test_packed_figures_are_unpacked(figures: Any) -> None:
+def test_packed_figures_are_unpacked(figures: Any):
     assert unpacked(json.loads(json.dumps(packed(figures)))) == figures

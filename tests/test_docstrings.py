@@ -36,7 +36,7 @@ MODULES: tuple[str, ...] = (
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_run(name: str) -> None:
+def test_examples_run(name: str):
     if name.startswith("onnxgc.torch."):
         pytest.importorskip("torch")
     found = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)

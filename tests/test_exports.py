@@ -32,7 +32,7 @@ class _Tied(nn.Module):
 
 
 @pytest.mark.parametrize("export", EXPORTS, ids=lambda export: export.suffix)
-def test_every_parameter_of_an_export_is_found(export: Export, tmp_path: Path) -> None:
+def test_every_parameter_of_an_export_is_found(export: Export, tmp_path: Path):
     module = UNet(4, 1, 2).train()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     path = tmp_path / "deeper" / "unet.onnx"
@@ -45,7 +45,7 @@ def test_every_parameter_of_an_export_is_found(export: Export, tmp_path: Path) -
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
-def test_parameters_match_by_value_transposed_or_repeated() -> None:
+def test_parameters_match_by_value_transposed_or_repeated():
     module = _Tied()
     table = module.embedding.weight.detach().numpy()
     arrays = {"renamed": table, "transposed": np.ascontiguousarray(table.T), "other": table + 1}
@@ -60,7 +60,7 @@ def test_parameters_match_by_value_transposed_or_repeated() -> None:
 
 
 @pytest.mark.parametrize("name", ["unet", "lstm", "gru"])
-def test_models_are_deterministic_without_equal_parameters(name: str) -> None:
+def test_models_are_deterministic_without_equal_parameters(name: str):
     model = TORCH_MODELS[name]
     module, batch = model.module(small=True), model.batch(small=True)
     assert module.training
@@ -76,7 +76,7 @@ def test_models_are_deterministic_without_equal_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("part", [nn.Dropout(0.5), nn.LSTM(2, 2, num_layers=2, dropout=0.5)])
-def test_dropout_rates_are_set_to_zero(part: nn.Module) -> None:
+def test_dropout_rates_are_set_to_zero(part: nn.Module):
     model = TorchModel(lambda small: nn.Sequential(part), lambda small: {"x": torch.ones(4, 2)})
     rates = [getattr(part, name) for name in ("p", "dropout") if hasattr(part, name)]
     model.module(small=True)
@@ -84,7 +84,7 @@ def test_dropout_rates_are_set_to_zero(part: nn.Module) -> None:
     assert all(getattr(part, name) == 0 for name in ("p", "dropout") if hasattr(part, name))
 
 
-def test_labels_follow_the_class_axis() -> None:
+def test_labels_follow_the_class_axis():
     language = TorchModel(lambda small: nn.Identity(), lambda small: {}, class_axis=2)
     output = torch.randn(2, 5, 7)
     target = language.target(output)
@@ -95,7 +95,7 @@ def test_labels_follow_the_class_axis() -> None:
 
 def test_exports_include_data_for_a_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     def failing(small: bool) -> nn.Module:
         raise RuntimeError("cannot be built\nfor more than one line")
 

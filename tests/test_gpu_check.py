@@ -63,7 +63,7 @@ def fail() -> dict[str, Any]:
     raise CheckError("no kernel")
 
 
-def test_groups_are_merged_and_a_rerun_replaces_its_own(smoke: Callable[..., Check]) -> None:
+def test_groups_are_merged_and_a_rerun_replaces_its_own(smoke: Callable[..., Check]):
     answers = iter(range(9))
     steps = (step("one", lambda: {"answer": next(answers)}), step("two", lambda: {"answer": next(answers)}))
     for group, options in (("a", {}), ("b", {}), ("a", {}), ("a", {"only": ("one",)})):
@@ -78,7 +78,7 @@ def test_groups_are_merged_and_a_rerun_replaces_its_own(smoke: Callable[..., Che
     assert record["groups"]["a"]["versions"]["onnx"] == onnx.__version__
 
 
-def test_a_slow_step_leaves_time_to_later_ones(smoke: Callable[..., Check], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_step_leaves_time_to_later_ones(smoke: Callable[..., Check], monkeypatch: pytest.MonkeyPatch):
     """A step with 60 of 100 seconds, whose first row takes 59: its second is not reached."""
     check = smoke("one", limit_seconds=100.0)
     now = time.perf_counter()
@@ -92,7 +92,7 @@ def test_a_slow_step_leaves_time_to_later_ones(smoke: Callable[..., Check], monk
     assert found == [["held", "not reached"], ["held"], ["held"]]
 
 
-def test_each_row_is_recorded_at_once(smoke: Callable[..., Check]) -> None:
+def test_each_row_is_recorded_at_once(smoke: Callable[..., Check]):
     check = smoke("one")
     seen: list[Any] = []
 
@@ -107,7 +107,7 @@ def test_each_row_is_recorded_at_once(smoke: Callable[..., Check]) -> None:
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a card")
-def test_the_runtime_fails_without_a_card(tmp_path: Path) -> None:
+def test_the_runtime_fails_without_a_card(tmp_path: Path):
     result, record = run_script(tmp_path, "--group", "torch", "--only", "runtime")
     assert result.returncode == 1
     assert record["provider"] == CUDA
@@ -115,7 +115,7 @@ def test_the_runtime_fails_without_a_card(tmp_path: Path) -> None:
     assert "instead of CUDAExecutionProvider" in str(record["groups"]["torch"])
 
 
-def test_steps_of_a_smoke_run(tmp_path: Path) -> None:
+def test_steps_of_a_smoke_run(tmp_path: Path):
     arguments = ("--smoke", "--group", "kernels", "--only", "runtime", "reductions")
     result, record = run_script(tmp_path, *arguments)
     assert result.returncode == 0, result.stdout
@@ -125,7 +125,7 @@ def test_steps_of_a_smoke_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [group for group in GROUPS if group != "steps"])
-def test_smoke_run_of_a_group_passes(tmp_path: Path, group: str) -> None:
+def test_smoke_run_of_a_group_passes(tmp_path: Path, group: str):
     result, record = run_script(tmp_path, "--smoke", "--group", group)
     assert result.returncode == 0, result.stdout + result.stderr
     assert statuses(record, group) == {step.name: "held" for step in GROUPS[group]}
@@ -133,7 +133,7 @@ def test_smoke_run_of_a_group_passes(tmp_path: Path, group: str) -> None:
 
 
 @pytest.mark.slow
-def test_smoke_run_with_prepared_files(tmp_path: Path) -> None:
+def test_smoke_run_with_prepared_files(tmp_path: Path):
     prepared = str(tmp_path / "prepared")
     command = [sys.executable, str(SCRIPT), "--smoke", "--group", "steps", "--prepare", prepared]
     assert subprocess.run(command, capture_output=True).returncode == 0
@@ -169,7 +169,7 @@ def assert_peaks_are_the_simulated_ones(row: dict[str, Any]) -> None:
         assert min(figures["step_seconds"]) <= figures["median_seconds"] <= max(figures["step_seconds"])
 
 
-def test_prepared_files_run_and_belong_to_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepared_files_run_and_belong_to_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     recipe = Recipe(Network("resnet18", (2, 3, 32, 32)), "cpu")
     assert not recipe.is_prepared(tmp_path)
     make(recipe, tmp_path)
@@ -189,7 +189,7 @@ def test_prepared_files_run_and_belong_to_a_version(tmp_path: Path, monkeypatch:
         TrainingFiles.load(tmp_path, recipe.name)
 
 
-def test_half_precision_keeps_weights_and_outputs_in_float32() -> None:
+def test_half_precision_keeps_weights_and_outputs_in_float32():
     text = """<ir_version: 9, opset_import: ["": 18]>
     half (float[3, 4] x) => (float[3, 2] y) <float[4, 2] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0}> {
         b = Constant <value = float[2] {0.5, 0.25}> ()
@@ -213,7 +213,7 @@ REQUEST = {"provider": CPU, "threads": 1, "smoke": True}
 
 
 @pytest.mark.parametrize("layer", [0, 1, 3])
-def test_forms_of_a_weight_gradient_are_right(layer: int) -> None:
+def test_forms_of_a_weight_gradient_are_right(layer: int):
     graphs = dict(races.weight_forms(SMOKE_LAYERS[layer]))
     assert {name.partition(":")[0] for name in graphs} == {"cpu", "cuda"}
     assert "cuda: by columns, whole batch" in graphs
@@ -224,7 +224,7 @@ def test_forms_of_a_weight_gradient_are_right(layer: int) -> None:
     assert all(form["error"] < 1e-6 for form in found["forms"].values())
 
 
-def test_a_wrong_form_fails_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_form_fails_the_race(monkeypatch: pytest.MonkeyPatch):
     right = races.work_reductions({**REQUEST, "shape": (64, 8)}, Path())
     assert right["status"] == "held"
     mixed = races._chain((64, 8), ("Reshape", 8, 64), ("ReduceSum", 1))
@@ -233,7 +233,7 @@ def test_a_wrong_form_fails_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["status"], found["forms"]["wrong"].keys()) == ("not held", {"seconds", "error"})
 
 
-def test_kernels_are_ranked_by_time() -> None:
+def test_kernels_are_ranked_by_time():
     report = kernel_report({f"k{index}": (2, index / 1e3) for index in range(40)}, 2.0)
     assert (report["kernels"], report["busy_seconds"]) == (80, pytest.approx(0.78))
     assert [one["name"] for one in report["top"]] == [f"k{index}" for index in range(39, 14, -1)]
@@ -260,13 +260,13 @@ def event(name: str, operator: str = "", provider: str = CUDA, outputs: Any = ((
 FILE_ORDER = [event(node.name, node.op_type) for node in MODEL.graph.node]
 
 
-def test_file_order_equals_the_schedule() -> None:
+def test_file_order_equals_the_schedule():
     report = profile_reports.order_report(MODEL, FILE_ORDER)
     assert report["equals_schedule"] is True
     assert report["late"]["count"] == report["unknown"]["count"] == report["not_executed"]["count"] == 0
 
 
-def test_late_lost_and_unknown_nodes_are_named() -> None:
+def test_late_lost_and_unknown_nodes_are_named():
     first, *middle, again, last = FILE_ORDER
     late = profile_reports.order_report(MODEL, [*middle, again, first, last])
     assert late["equals_schedule"] is False
@@ -280,14 +280,14 @@ def test_late_lost_and_unknown_nodes_are_named() -> None:
     assert lost["unknown"] == {"count": 1, "names": ["fused"]}
 
 
-def test_barriers_take_their_share_of_host_time() -> None:
+def test_barriers_take_their_share_of_host_time():
     assert profile_reports.barrier_nodes(MODEL) == {"e", "s", "t", "h"}
     copy = event("Memcpy_token_0", "MemcpyToHost")
     report = profile_reports.barrier_report(MODEL, [copy, *FILE_ORDER, copy, copy])
     assert report == {"executed": 4, "host_time_share": pytest.approx(4 / 10)}
 
 
-def test_shape_arithmetic_is_distinguished_from_computation() -> None:
+def test_shape_arithmetic_is_distinguished_from_computation():
     events = [
         event("relu", "Relu"),
         event("shape", "Shape", CPU, (("int64", (4,)),)),

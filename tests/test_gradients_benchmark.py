@@ -19,7 +19,7 @@ from scripts.benchmarking.gradients import Options
 from scripts.benchmarking.records import Progress
 from scripts.benchmarking.torch_truth import SINGLE_RUNS, Truth
 from scripts.exports.torch_models import TORCH_MODELS, Recipe, TorchModel
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 
 pytest.importorskip("onnxscript")
 OPTIONS = Options(threads=1, all_exports=True)
@@ -52,7 +52,7 @@ def rows_of(
     return gradients.compare_model("tried", options)
 
 
-def test_correct_gradients_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_correct_gradients_pass(monkeypatch: pytest.MonkeyPatch):
     rows = rows_of(MODEL, monkeypatch, OPTIONS)
     assert [row["export"] for row in rows] == ["script-static", "script-dynamic"]
     for row in rows:
@@ -64,7 +64,7 @@ def test_correct_gradients_pass(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["verify"] == {}
 
 
-def test_forms_for_cuda_are_compared_with_those_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forms_for_cuda_are_compared_with_those_for_cpus(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(TORCH_MODELS, "tried", MODEL)
     monkeypatch.setattr(gradients_cuda, "_EXPORT", "script-static")
     rows = gradients_cuda.compare_model("tried", gradients_cuda.Options(verify=False))
@@ -77,7 +77,7 @@ def test_forms_for_cuda_are_compared_with_those_for_cpus(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("factor", [1.0001, -1.0, np.nan])
-def test_wrong_gradients_fail(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_gradients_fail(factor: float, monkeypatch: pytest.MonkeyPatch):
     def wrong(*arguments: Any) -> dict[str, Array]:
         outputs = outputs_of(*arguments)
         (name,) = (name for name in outputs if name.startswith("inner.weight"))
@@ -91,7 +91,7 @@ def test_wrong_gradients_fail(factor: float, monkeypatch: pytest.MonkeyPatch) ->
         assert "too far from float64" in cells(row)[-1]
 
 
-def test_a_failing_batch_is_repeated_with_another_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_batch_is_repeated_with_another_seed(monkeypatch: pytest.MonkeyPatch):
     seen: list[Array] = []
 
     def wrong_once(training: Path, feeds: Mapping[str, Array], threads: int) -> dict[str, Array]:
@@ -111,7 +111,7 @@ def test_a_failing_batch_is_repeated_with_another_seed(monkeypatch: pytest.Monke
     assert np.array_equal(seen[0], seen[2])
 
 
-def test_buffers_taken_for_parameters_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_taken_for_parameters_are_reported(monkeypatch: pytest.MonkeyPatch):
     class Confusing(nn.Module):
         """A buffer in the place of a weight, and a scalar parameter."""
 
@@ -137,7 +137,7 @@ def test_buffers_taken_for_parameters_are_reported(monkeypatch: pytest.MonkeyPat
         assert "no gradient of factor" in failures({**row, "missing": ["factor"]})
 
 
-def test_rejected_models_and_failed_exports_keep_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_models_and_failed_exports_keep_a_row(monkeypatch: pytest.MonkeyPatch):
     class Rejected(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return torch.linalg.det(super().forward(x)).reshape(-1, 1)
@@ -156,7 +156,7 @@ def test_rejected_models_and_failed_exports_keep_a_row(monkeypatch: pytest.Monke
             assert reason in cells(row)[-1]
 
 
-def test_casts_of_a_module_are_double_in_the_truth() -> None:
+def test_casts_of_a_module_are_double_in_the_truth():
     class Casting(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             y = torch.softmax(super().forward(x).float(), dim=-1, dtype=torch.float32)
@@ -175,7 +175,7 @@ def test_casts_of_a_module_are_double_in_the_truth() -> None:
         assert all(single[name].dtype == np.float32 for single in truth.singles)
 
 
-def test_distances_are_relative_to_the_exact_gradient() -> None:
+def test_distances_are_relative_to_the_exact_gradient():
     exact = {"a": np.array([3.0, 4.0]), "gone": np.array([0.0]), "tiny": np.array([1e-12])}
     singles = [
         {"a": np.array([3.0, 4.0 + 5e-5]), "gone": np.zeros(1), "tiny": np.array([2e-12])},
@@ -194,7 +194,7 @@ def test_distances_are_relative_to_the_exact_gradient() -> None:
 
 
 @pytest.mark.slow
-def test_command_writes_a_record(tmp_path: Path) -> None:
+def test_command_writes_a_record(tmp_path: Path):
     arguments = ["gradients", "--only", "unet", "--no-verify", "--threads", "2", "--record", str(tmp_path)]
     assert benchmark.main(arguments) == 0
     record = json.loads((tmp_path / "gradients.json").read_text(encoding="utf-8"))
@@ -207,7 +207,7 @@ def test_command_writes_a_record(tmp_path: Path) -> None:
     assert all(row["holds"] for row in figures["rows"])
 
 
-def test_a_failed_process_keeps_a_row() -> None:
+def test_a_failed_process_keeps_a_row():
     # The process refuses the number of threads.
     (row,) = gradients.run(Options(only=("gru",), threads=-1), Progress())["rows"]
     assert row["model"] == "gru"
@@ -218,13 +218,13 @@ def test_a_failed_process_keeps_a_row() -> None:
 def _file(folder: Path, text: str, **weights: Array) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / "model.onnx"
-    model = with_weights(text_model(text, opset=17), **weights)
+    model = model_of(text, opset=17, **weights)
     model.graph.output[0].type.tensor_type.ClearField("shape")
     onnx.save(model, path)
     return path
 
 
-def test_files_are_compared_with_torch_of_the_file(tmp_path: Path) -> None:
+def test_files_are_compared_with_torch_of_the_file(tmp_path: Path):
     text = "(float[batch,3] x) => (float y) { a = MatMul(x, w) b = Tanh(a) c = Dropout(b) y = MatMul(c, v) }"
     path = _file(tmp_path, text, w=normal(3, 4), v=normal(4, 5))
     (tmp_path / file_gradients.SHAPES).write_text(json.dumps({path.name: {"x": [4, 3]}}))
@@ -235,7 +235,7 @@ def test_files_are_compared_with_torch_of_the_file(tmp_path: Path) -> None:
     assert row["verify"] == {}
 
 
-def test_classes_may_be_on_the_last_axis(tmp_path: Path) -> None:
+def test_classes_may_be_on_the_last_axis(tmp_path: Path):
     path = _file(tmp_path, "(float[2,6,3] x) => (float y) { a = MatMul(x, w) y = Softmax<axis=-1>(a) }", w=normal(3, 4))
     row = file_gradients.compare_file(path, WITHOUT_VERIFY)
     assert row["holds"], failures(row)
@@ -243,7 +243,7 @@ def test_classes_may_be_on_the_last_axis(tmp_path: Path) -> None:
     assert set(row["other_truths"]) == {"torch, source file"}
 
 
-def test_files_without_reference_are_compared_with_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_without_reference_are_compared_with_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     text = "(float[2,3] x) => (float y) { a = MatMul(x, w) b = Reshape(a, s) y = DepthToSpace<blocksize=2>(b) }"
     path = _file(tmp_path, text, w=normal(3, 16), s=np.array([2, 4, 2, 2]))
     row = file_gradients.compare_file(path, WITHOUT_VERIFY)
@@ -259,7 +259,7 @@ def test_files_without_reference_are_compared_with_differences(tmp_path: Path, m
     assert not file_gradients.compare_file(path, WITHOUT_VERIFY)["holds"]
 
 
-def test_rejected_files_keep_a_row(tmp_path: Path) -> None:
+def test_rejected_files_keep_a_row(tmp_path: Path):
     _file(tmp_path / "a", "(float[2,3] x) => (float y) { y = Relu(x) }")
     arguments = ["gradients_of_files", "--folder", str(tmp_path), "--threads", "1", "--record", str(tmp_path)]
     assert benchmark.main(arguments) == 1

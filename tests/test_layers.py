@@ -131,7 +131,7 @@ def prints(tree: ast.Module) -> Iterator[int]:
                 yield node.lineno
 
 
-def test_every_file_keeps_the_rules() -> None:
+def test_every_file_keeps_the_rules():
     files = sorted(PACKAGE.rglob("*.py"))
     assert files
     assert [text for path in files for text in violations(path, PACKAGE)] == []
@@ -160,7 +160,7 @@ def test_every_file_keeps_the_rules() -> None:
         ("model/other/a.py", "import numpy"),
     ],
 )
-def test_a_breach_is_found(tmp_path: Path, file: str, source: str) -> None:
+def test_a_breach_is_found(tmp_path: Path, file: str, source: str):
     path = tmp_path / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source, encoding="utf-8")
@@ -178,14 +178,14 @@ def test_a_breach_is_found(tmp_path: Path, file: str, source: str) -> None:
         ("model/files/a.py", "from onnxgc.model.core.ir import Node\nfrom onnxgc.model import read"),
     ],
 )
-def test_what_is_allowed_passes(tmp_path: Path, file: str, source: str) -> None:
+def test_what_is_allowed_passes(tmp_path: Path, file: str, source: str):
     path = tmp_path / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source, encoding="utf-8")
     assert violations(path, tmp_path) == []
 
 
-def test_import_loads_no_optional_package() -> None:
+def test_import_loads_no_optional_package():
     code = "import sys, onnxgc; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not HOMES.keys() & result.stdout.split()
@@ -198,7 +198,7 @@ def test_import_loads_no_optional_package() -> None:
         ("onnx_ir", "passes", "onnxgc.passes needs onnx_ir, which is not installed: pip install 'onnxgc[ir]'"),
     ],
 )
-def test_an_error_names_a_missing_package(package: str, module: str, message: str) -> None:
+def test_an_error_names_a_missing_package(package: str, module: str, message: str):
     code = f"""
 import importlib.util as u; find = u.find_spec
 u.find_spec = lambda name, *rest: None if name == "{package}" else find(name, *rest)

@@ -92,19 +92,19 @@ def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
     return session.run(["logits"], feeds)[0]
 
 
-def test_every_network_has_a_file() -> None:
+def test_every_network_has_a_file():
     assert {path.stem for path in MODELS.glob("*.onnx")} == set(build_models.NETWORKS) == set(NETWORKS)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_definitions_give_known_files(name: str) -> None:
+def test_definitions_give_known_files(name: str):
     """Recorded figures refer to these files."""
     content = build_models.serialize(build_models.build(name))
     assert (MODELS / f"{name}.onnx").read_bytes() == content
     assert hashlib.sha256(content).hexdigest()[:16] == NETWORKS[name].file
 
 
-def test_check_reports_stale_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_stale_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(build_models, "MODELS_DIRECTORY", tmp_path)
     assert build_models.main(["--check"]) == 1
     assert build_models.main([]) == 0
@@ -113,12 +113,12 @@ def test_check_reports_stale_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert build_models.main(["--check"]) == 1
 
 
-def test_files_are_small() -> None:
+def test_files_are_small():
     assert sum(path.stat().st_size for path in MODELS.glob("*.onnx")) < 2_400_000
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_graph_is_valid(name: str) -> None:
+def test_graph_is_valid(name: str):
     model = load(name)
     onnx.checker.check_model(model, full_check=True)
     assert (model.ir_version, model.opset_import[0].version) == (9, 17)
@@ -132,21 +132,21 @@ def test_graph_is_valid(name: str) -> None:
 
 
 @runs
-def test_runs_without_weights(name: str) -> None:
+def test_runs_without_weights(name: str):
     logits = run(load_small(name), {"x": image_batch(name, batch=2)})
     assert logits.shape == (2, 10 if name in CIFAR_NETWORKS else 1000)
     assert np.isfinite(logits).all()
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_parameters_have_published_names_and_shapes(name: str) -> None:
+def test_parameters_have_published_names_and_shapes(name: str):
     shapes = weight_shapes(load(name))
     lines = [f"{n} {list(s)}" for n, s in shapes.items() if not n.startswith(("relu6_", "dropout_"))]
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == NETWORKS[name].names
 
 
 @runs
-def test_logits_equal_the_published_network(name: str) -> None:
+def test_logits_equal_the_published_network(name: str):
     model = load_small(name)
     weights = random_weights(model)
     logits = run(with_fed_weights(model, weights), {"x": image_batch(name, batch=1), **weights})

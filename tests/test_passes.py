@@ -25,7 +25,7 @@ def chain() -> onnx.ModelProto:
     return with_weights(model, **{f"w{n}": normal(8, 8, seed=n) for n in range(LAYERS)})
 
 
-def test_a_pipeline_ends_in_the_training_graph() -> None:
+def test_a_pipeline_ends_in_the_training_graph():
     options = {"loss": "mse", "budget": 0.6, "step_limit": 1}
     checkpointing = Checkpointing(**options)
     source = ir.from_proto(chain())
@@ -49,13 +49,13 @@ def test_a_pipeline_ends_in_the_training_graph() -> None:
     assert {"forward", "recompute", "backward"} <= roles
 
 
-def test_training_graphs_are_rejected() -> None:
+def test_training_graphs_are_rejected():
     once = Checkpointing(loss="mse", solver="store-all")(ir.from_proto(chain()))
     with pytest.raises(PreconditionError, match="the model is a training graph"):
         Checkpointing(loss="mse")(once)
 
 
-def test_mistakes_raise_errors_of_the_package() -> None:
+def test_mistakes_raise_errors_of_the_package():
     with pytest.raises(TypeError, match="'output' is not an option of this pass; known: barriers, budget, "):
         Checkpointing(output="training.onnx")
     checkpointing = Checkpointing(loss="nothing")
@@ -65,7 +65,7 @@ def test_mistakes_raise_errors_of_the_package() -> None:
     assert isinstance(caught.value.__cause__, LossError)
 
 
-def test_external_weights_are_read(tmp_path: Path) -> None:
+def test_external_weights_are_read(tmp_path: Path):
     path = tmp_path / "model.onnx"
     onnx.save(chain(), path, save_as_external_data=True, location="weights", size_threshold=0)
     result = Checkpointing(loss="mse", solver="store-all")(ir.load(path))

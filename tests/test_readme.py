@@ -140,7 +140,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
         for path in GUIDES
     ],
 )
-def test_every_block_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_runs(path: Path, monkeypatch: pytest.MonkeyPatch):
     if path.stem == "extending":
         pytest.importorskip("torch")
     run(path.read_text(encoding="utf-8"), monkeypatch)
@@ -158,25 +158,25 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 @pytest.mark.usefixtures("folder")
 @pytest.mark.filterwarnings("ignore")  # Warnings of the frameworks.
 @pytest.mark.parametrize("section", NEEDED)
-def test_recipes_run_with_their_framework(section: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_run_with_their_framework(section: str, monkeypatch: pytest.MonkeyPatch):
     missing = [name for name in NEEDED[section] if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
     run(sections(RECIPES)[section], monkeypatch)
 
 
-def test_every_recipe_has_a_test() -> None:
+def test_every_recipe_has_a_test():
     assert {name for name, text in sections(RECIPES).items() if list(blocks_of(text))} == set(NEEDED)
 
 
-def test_readme_begins_with_two_commands() -> None:
+def test_readme_begins_with_two_commands():
     first_screen = README.read_text(encoding="utf-8").splitlines()[:24]
     for command in ("scripts/run optimize models/resnet50.onnx", "scripts/test"):
         assert command in first_screen
         assert os.access(ROOT / command.split()[0], os.X_OK)
 
 
-def test_readme_is_short_with_one_picture_and_one_table() -> None:
+def test_readme_is_short_with_one_picture_and_one_table():
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 100
     assert text.count("![") == 1
@@ -184,19 +184,18 @@ def test_readme_is_short_with_one_picture_and_one_table() -> None:
 
 
 @pytest.mark.parametrize("path", documents.BLOCKS, ids=relative)
-def test_generated_blocks_are_up_to_date(path: Path) -> None:
+def test_generated_blocks_are_up_to_date(path: Path):
     text = path.read_text(encoding="utf-8")
     assert text == documents.render(path, text), "run `python scripts/benchmark.py render`"
 
 
-def test_reference_has_every_rule_solver_and_option() -> None:
+def test_reference_has_every_rule_and_solver():
     text = documents.REFERENCE.read_text(encoding="utf-8")
     assert [name for name in RULES if "." not in name and f"`{name}`" not in text] == []
     assert [name for name in SOLVERS if f"| `{name}` |" not in text] == []
-    assert [name for name in options() if f"`{name}`" not in text] == []
 
 
-def test_pictures_are_up_to_date() -> None:
+def test_pictures_are_up_to_date():
     drawn = documents.render_pictures()
     assert set(drawn) == {module.PICTURE for module in (memory_picture, growth_picture, chain_picture)}
     for path, picture in drawn.items():
@@ -211,9 +210,7 @@ def test_pictures_are_up_to_date() -> None:
         ("resnet50", ("step_seconds", "planned", "minimum"), README),
     ],
 )
-def test_changed_records_make_documents_stale(
-    name: str, place: tuple[str | int, ...], path: Path, tmp_path: Path
-) -> None:
+def test_changed_records_make_documents_stale(name: str, place: tuple[str | int, ...], path: Path, tmp_path: Path):
     (record,) = read_records(name)
     *inner, last = place
     figures = functools.reduce(lambda found, key: found[key], inner, record["figures"])
@@ -227,18 +224,18 @@ def test_changed_records_make_documents_stale(
     assert documents.render(path, text, tmp_path) != text
 
 
-def test_table_of_the_readme_has_the_named_networks(tmp_path: Path) -> None:
+def test_table_of_the_readme_has_the_named_networks(tmp_path: Path):
     rows = [line for line in summary.summary(ROOT / "benchmarks").splitlines() if line.startswith("| ")][2:]
     assert [row.split()[1].rstrip(",") for row in rows] == list(summary.NETWORKS)
     assert summary.summary(tmp_path) == "", "a summary without records"
 
 
-def test_missing_markers_are_rejected() -> None:
+def test_missing_markers_are_rejected():
     with pytest.raises(ValueError, match=r"reference\.md has no block '<!-- solvers: begin"):
         documents.render(documents.REFERENCE, "<!-- commands: begin -->\n<!-- commands: end -->")
 
 
-def test_chain_picture_has_the_figures_of_the_guide() -> None:
+def test_chain_picture_has_the_figures_of_the_guide():
     baseline, planned = chain_picture.panels()
     assert (baseline.peak, planned.peak) == (9, 5)
     assert not any(cell.is_recomputed for cell in baseline.cells)
@@ -255,7 +252,7 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
-def test_links_resolve(path: Path) -> None:
+def test_links_resolve(path: Path):
     links = re.findall(r"\]\(([^)\s]+)", path.read_text(encoding="utf-8"))
     dead = []
     for link in links:
@@ -268,7 +265,7 @@ def test_links_resolve(path: Path) -> None:
     assert dead == []
 
 
-def test_guide_links_every_page() -> None:
+def test_guide_links_every_page():
     text = (DOCS / "user-guide.md").read_text(encoding="utf-8")
     pages = {path.name for path in DOCS.glob("*.md")} - {"user-guide.md"}
     assert {name for name in pages if f"({name}" not in text} == set()
@@ -281,18 +278,18 @@ def options() -> set[str]:
 
 
 @pytest.mark.parametrize("path", sorted({*GUIDES, *DOCS.glob("*.md")}), ids=relative)
-def test_documented_options_exist(path: Path) -> None:
+def test_documented_options_exist(path: Path):
     documented = set(OPTION.findall(path.read_text(encoding="utf-8")))
     assert documented - options() - OTHER_OPTIONS == set()
 
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, *documents.render_pictures(), *RECORDS], ids=relative)
-def test_documents_name_no_foreign_paths_or_hosts(path: Path) -> None:
+def test_documents_name_no_foreign_paths_or_hosts(path: Path):
     text = path.read_text(encoding="utf-8")
     assert [match.group() for match in FORBIDDEN.finditer(text)] == []
     assert [match.group() for match in FOREIGN_HOSTS.finditer(text)] == []
 
 
-def test_decisions_are_numbered_without_gaps() -> None:
+def test_decisions_are_numbered_without_gaps():
     names = [path.name for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))

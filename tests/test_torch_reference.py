@@ -8,9 +8,10 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from tests.gradients.gradient_cases import CASES as GRADIENT_CASES
+from tests.model.model_helpers import model_of
 from tests.torch_operators import OPERATORS
 from tests.torch_reference import random_weights, reference_outputs, reference_step, with_fed_weights
 
@@ -72,7 +73,7 @@ def distance(actual: Array, expected: Array) -> float:
 
 
 @pytest.mark.parametrize("path", NETWORKS, ids=lambda path: path.stem)
-def test_forward_of_networks_equals_onnxruntime(path: Path) -> None:
+def test_forward_of_networks_equals_onnxruntime(path: Path):
     model, image, shape = load(path)
     weights = random_weights(model)
     feeds = {image: draw(shape)}
@@ -82,7 +83,7 @@ def test_forward_of_networks_equals_onnxruntime(path: Path) -> None:
         assert distance(expected[name], actual) < 2e-5
 
 
-def test_tensors_of_a_run_are_released_without_garbage_collection() -> None:
+def test_tensors_of_a_run_are_released_without_garbage_collection():
     model, image, shape = load(OURS / "resnet18.onnx")
     gc.collect()
     gc.disable()
@@ -99,7 +100,7 @@ def count_tensors() -> int:
 
 
 @pytest.mark.parametrize("path", LITERAL_BATCH, ids=lambda path: path.stem)
-def test_literal_batches_are_replaced(path: Path) -> None:
+def test_literal_batches_are_replaced(path: Path):
     model, image, (_, *shape) = load(path)
     weights = random_weights(model)
     batch = draw((2, *shape))
@@ -148,7 +149,7 @@ CASES: list[Case] = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[3]}")
-def test_operator_equals_onnxruntime(case: Case) -> None:
+def test_operator_equals_onnxruntime(case: Case):
     operator, attributes, inputs, opset = case
     feeds: dict[str, Array] = {}
     for index, value in enumerate(inputs):
@@ -165,7 +166,7 @@ def test_operator_equals_onnxruntime(case: Case) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_every_operator_has_a_case() -> None:
+def test_every_operator_has_a_case():
     compared = {node.op_type for case in GRADIENT_CASES if case.formula is None for node in case.model().graph.node}
     assert OPERATORS.keys() <= compared | {case[0] for case in CASES}
 
@@ -173,30 +174,18 @@ def test_every_operator_has_a_case() -> None:
 # --- a training step ------------------------------------------------------------------------
 
 
-def small_model(tail: list[onnx.NodeProto], output: str) -> onnx.ModelProto:
-    make = helper.make_node
-    nodes = [
-        make("Conv", ["x", "conv.weight", "conv.bias"], ["c"], pads=[1] * 4),
-        make("BatchNormalization", ["c", "bn.weight", "bn.bias", "bn.mean", "bn.var"], ["n"], momentum=0.75),
-        make("Relu", ["n"], ["r"]),
-        make("Dropout", ["r", "ratio"], ["d"]),
-        make("MaxPool", ["d"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
-        make("Flatten", ["p"], ["f"]),
-        make("Gemm", ["f", "fc.weight", "fc.bias"], ["g"], transB=1),
-        *tail,
-    ]
+SMALL = """(float[N,3,6,6] x) => (float %s) {
+    c = Conv<pads=[1,1,1,1]>(x, "conv.weight", "conv.bias")
+    n = BatchNormalization<momentum=0.75>(c, "bn.weight", "bn.bias", "bn.mean", "bn.var")
+    r = Relu(n)  d = Dropout(r, ratio)  p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(d)  f = Flatten(p)
+    g = Gemm<transB=1>(f, "fc.weight", "fc.bias")  %s }"""
+
+
+def small_model(tail: str = "", output: str = "g") -> onnx.ModelProto:
     shapes = {"conv.weight": (5, 3, 3, 3), "conv.bias": (5,), "fc.weight": (7, 45), "fc.bias": (7,)}
     shapes |= {f"bn.{part}": (5,) for part in ("weight", "bias", "mean", "var")}
-    initializers = [numpy_helper.from_array(np.zeros(shape, np.float32), n) for n, shape in shapes.items()]
-    initializers.append(numpy_helper.from_array(np.array(0.25, np.float32), "ratio"))
-    graph = helper.make_graph(
-        nodes,
-        "small",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 6, 6])],
-        [onnx.ValueInfoProto(name=output)],
-        initializers,
-    )
-    return helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 17)])
+    weights = {name: np.zeros(shape) for name, shape in shapes.items()}
+    return model_of(SMALL % (output, tail), opset=17, ir_version=9, ratio=np.float32(0.25), **weights)
 
 
 class SmallNetwork(torch.nn.Module):
@@ -212,20 +201,18 @@ class SmallNetwork(torch.nn.Module):
         return self.fc(torch.nn.functional.max_pool2d(x, 2).flatten(1))
 
 
-SOFTMAX = [helper.make_node("Softmax", ["g"], ["y"])]
+SOFTMAX = "y = Softmax(g)"
 
 
 @pytest.mark.parametrize(
     "loss, tail, torch_loss",
     [
-        ("cross-entropy", [], torch.nn.functional.cross_entropy),
+        ("cross-entropy", "", torch.nn.functional.cross_entropy),
         ("cross-entropy", SOFTMAX, torch.nn.functional.cross_entropy),
-        ("bce", [], torch.nn.functional.binary_cross_entropy_with_logits),
+        ("bce", "", torch.nn.functional.binary_cross_entropy_with_logits),
     ],
 )
-def test_step_equals_a_torch_module(
-    loss: str, tail: list[onnx.NodeProto], torch_loss: Callable[..., torch.Tensor]
-) -> None:
+def test_step_equals_a_torch_module(loss: str, tail: str, torch_loss: Callable[..., torch.Tensor]):
     model = small_model(tail, "y" if tail else "g")
     weights = random_weights(model)
     x = draw((4, 3, 6, 6))
@@ -252,8 +239,8 @@ def test_step_equals_a_torch_module(
         np.testing.assert_allclose(step.batch_statistics[name], network.get_buffer(buffer), rtol=1e-12)
 
 
-def test_dropout_without_a_mask_is_the_identity() -> None:
-    model = small_model([], "g")
+def test_dropout_without_a_mask_is_the_identity():
+    model = small_model()
     weights, feeds, labels = random_weights(model), {"x": draw((4, 3, 6, 6))}, np.array([3, 1, 0, 6])
     # A mask of kept elements scales by 1 / (1 - ratio); the next layer undoes it.
     scaled = weights | {"fc.weight": weights["fc.weight"] * np.float32(0.75)}
@@ -263,16 +250,15 @@ def test_dropout_without_a_mask_is_the_identity() -> None:
     assert masked.loss == pytest.approx(plain.loss, rel=1e-6)
 
 
-def test_a_scalar_output_may_be_the_loss() -> None:
-    tail = [helper.make_node("ReduceMean", ["g"], ["mean"], keepdims=0)]
-    model = small_model(tail, "mean")
+def test_a_scalar_output_may_be_the_loss():
+    model = small_model("mean = ReduceMean<keepdims=0>(g)", "mean")
     step = reference_step(model, random_weights(model), {"x": draw((4, 3, 6, 6))}, np.array(0), loss="mean")
     assert step.loss == step.outputs["mean"]
     np.testing.assert_allclose(step.gradients["fc.bias"], np.full(7, 1 / 7))
 
 
-def test_weights_of_the_caller_are_not_modified() -> None:
-    model = small_model([], "g")
+def test_weights_of_the_caller_are_not_modified():
+    model = small_model()
     weights = random_weights(model)
     before = {name: value.copy() for name, value in weights.items()}
     reference_step(model, weights, {"x": draw((4, 3, 6, 6))}, np.array([3, 1, 0, 6]), dtype=torch.float32)
@@ -280,19 +266,19 @@ def test_weights_of_the_caller_are_not_modified() -> None:
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_unknown_weights_are_rejected() -> None:
-    model = small_model([], "g")
+def test_unknown_weights_are_rejected():
+    model = small_model()
     with pytest.raises(ValueError, match=r"conv\.wait"):
         reference_step(model, {"conv.wait": np.zeros(1)}, {"x": draw((1, 3, 6, 6))}, np.array([0]))
 
 
-def test_unknown_operators_are_rejected() -> None:
-    model = small_model([helper.make_node("Hardmax", ["g"], ["y"])], "y")
+def test_unknown_operators_are_rejected():
+    model = small_model("y = Hardmax(g)", "y")
     with pytest.raises(NotImplementedError, match="Hardmax"):
         reference_outputs(model, {}, {"x": draw((1, 3, 6, 6))})
 
 
-def test_gradients_of_a_network_equal_differences() -> None:
+def test_gradients_of_a_network_equal_differences():
     """Directional derivatives equal central differences of the loss."""
     model, image, (_, *shape) = load(OURS / "mobilenet_v2.onnx")
     weights = {n: v.astype(np.float64) for n, v in random_weights(model).items()}

@@ -5,8 +5,6 @@ initializers, Constant or ConstantOfShape nodes, batch statistics in BatchNormal
 Dropout. `reference_outputs` is inference.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -160,7 +158,7 @@ def with_fed_weights(model: onnx.ModelProto, weights: Mapping[str, Array]) -> on
     return fed
 
 
-def _loss(run: _Interpreter, kind: str, target: Array) -> Tensor:
+def _loss(run: "_Interpreter", kind: str, target: Array) -> Tensor:
     if kind in run.output_names:
         return run.values[kind]
     output = run.output_names[0]

@@ -1,7 +1,5 @@
 """Checkpoints of a bare graph, and sequences of a bare operator graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Memory and time of the baseline and a planned step, measured on this machine."""
 
-from __future__ import annotations
-
 import os
 import platform
 import statistics

@@ -1,7 +1,5 @@
 """Plans for a traced step within a budget, at the lowest peak, or along the trade-off."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,7 +64,7 @@ class BudgetRequest:
         device: str | None,
         calibrate: str | os.PathLike[str] | None = None,
         device_memory: str | float | None = None,
-    ) -> BudgetRequest:
+    ) -> "BudgetRequest":
         """The request of options as `onnxgc.optimize` takes them.
 
         Raises:
@@ -88,7 +86,7 @@ class BudgetRequest:
             device_bytes=None if device_memory is None else parse_device_memory(device_memory),
         )
 
-    def as_default(self) -> BudgetRequest:
+    def as_default(self) -> "BudgetRequest":
         """The request of `optimize` without options: the least peak within a moderate extra time.
 
         The order is the model's unless another is given: sessions with default settings keep more of the

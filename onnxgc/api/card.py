@@ -1,7 +1,5 @@
 """What a training graph makes a GPU do, by operator."""
 
-from __future__ import annotations
-
 from onnxgc.emission.training_graph import training_nodes
 from onnxgc.model.core.draft import reads_of
 from onnxgc.model.core.ir import Array

@@ -1,7 +1,5 @@
 """Compare plans for one model, for each of several models, or one network in several files."""
 
-from __future__ import annotations
-
 import difflib
 import multiprocessing
 import os

@@ -4,8 +4,6 @@ Simulated peaks leave out what is there before a step. A device also holds the r
 allocator does not fill every block.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -43,7 +41,7 @@ class DeviceMemory:
     rounding: int = 0
 
     @classmethod
-    def of_step(cls, step: TrainingStep) -> DeviceMemory:
+    def of_step(cls, step: TrainingStep) -> "DeviceMemory":
         model = step.model
         state = 0 if step.updates is None else step.updates.state_bytes
         return cls(

@@ -1,7 +1,5 @@
 """A model in evaluation mode, with its loss, as a function of its weights."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Seeded data for one training step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

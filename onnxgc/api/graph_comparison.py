@@ -1,7 +1,5 @@
 """Solvers on one bare graph: checkpoints of a forward graph, or with a budget sequences of an operator graph."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any

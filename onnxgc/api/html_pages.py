@@ -1,7 +1,5 @@
 """HTML pages that show memory over planned steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from onnxgc.api.pipeline import OptimizeResult

@@ -1,7 +1,5 @@
 """The contents of a model, and the obstacles to training it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +16,7 @@ from onnxgc.model.core.ir import TrainableModel
 from onnxgc.model.files.load import load_proto, source_of
 from onnxgc.model.files.proto_to_draft import draft_of
 from onnxgc.model.operators.registry import node_flops
-from onnxgc.model.read import explain_weights, is_written_by_optimize, read_model
+from onnxgc.model.read import draft_with_roles, explain_weights, is_written_by_optimize, read_model
 from onnxgc.model.weight_roles.roles import ParameterDecision
 from onnxgc.report.data.inspect_report import InspectReport
 from onnxgc.runtime.cuda_kernels import left_to_the_cpu
@@ -153,18 +151,19 @@ def inspect(
     other = provider if provider in RUNTIMES else ""
     chosen = "cpu" if provider is None or other else provider_of_forms(provider)
     card = named_device(device or DEFAULT_DEVICE) if chosen == "cuda" else None
-    source = source_of(source)
-    proto, folder = load_proto(source)
-    if is_written_by_optimize(proto):
+    loaded = load_proto(source_of(source))
+    if is_written_by_optimize(loaded.proto):
         if input_shapes or trainable or freeze or freeze_bn or untie or loss != "auto":
             raise ModelFileError(
                 "a training file is inspected as it is; leave out the options for reading a forward model"
             )
-        return _of_training_file(proto, card, other)
-    weights = explain_weights(source, trainable=trainable, freeze=freeze)
+        return _of_training_file(loaded.proto, card, other)
+    weights: tuple[ParameterDecision, ...] = ()
     try:
+        given = draft_with_roles(*loaded, trainable=trainable, freeze=freeze, untie=untie)
+        weights = () if untie else given[1]
         model = read_model(
-            source,
+            loaded,
             input_shapes=input_shapes,
             loss=loss,
             trainable=trainable,
@@ -172,19 +171,20 @@ def inspect(
             freeze_bn=freeze_bn,
             untie=untie,
             provider=chosen,
+            given=given,
         )
     except ModelFileError:
         raise
     except OnnxgcError as error:
-        return Inspection(weights, (str(error),))
+        return Inspection(weights or explain_weights(loaded, trainable=trainable, freeze=freeze), (str(error),))
     inspection = Inspection(
-        weights,
+        weights or explain_weights(loaded, trainable=trainable, freeze=freeze),
         (),
         model.notes,
         _operator_uses(model),
         model.loss_kind,
         inputs={name: model.types[name].shape for name in (*model.inputs, *model.targets)},
-        runtime_faults=faults_in(draft_of(proto, folder).with_changes(types=model.types)),
+        runtime_faults=faults_in(draft_of(*loaded).with_changes(types=model.types)),
     )
     try:
         planned = plan_step(model, "acg")

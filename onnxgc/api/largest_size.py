@@ -1,7 +1,5 @@
 """The largest batch, resolution or sequence length that trains in the memory of a device."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -143,7 +141,7 @@ class _Dimension:
     @classmethod
     def of(
         cls, source: str | os.PathLike[str] | onnx.ModelProto, text: str | None, given: Mapping[str, Any]
-    ) -> _Dimension:
+    ) -> "_Dimension":
         """The axes of `text`, or the batch, with all others of the same name, or as long in the file."""
         graph = load_proto(source)[0].graph
         stored = {tensor.name for tensor in graph.initializer}

@@ -1,7 +1,5 @@
 """One network in several files: matched tensors, memory of each file, and transferred plans."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The report of `optimize`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import onnx

@@ -1,7 +1,5 @@
 """The pipeline on one page: read, try, plan, emit, report."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -25,8 +23,9 @@ from onnxgc.api.step_planning import plan_quickly, plan_step, plan_within, step_
 from onnxgc.api.trial_run import trial_run, type_text
 from onnxgc.api.written_files import Target
 from onnxgc.budget.search import ignore_progress
+from onnxgc.emission.atomic_files import MAX_SINGLE_FILE_BYTES
 from onnxgc.emission.training_graph import TrainingGraph
-from onnxgc.errors import ModelFileError
+from onnxgc.errors import ModelFileError, OutputFileError
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.core.stored_weights import external_file
 from onnxgc.model.files.load import source_of
@@ -100,6 +99,7 @@ def optimize(
     device: str | None = None,
     calibrate: str | os.PathLike[str] | None = None,
     external_data: bool = False,
+    weights: str = "copy",
     dry_run: bool = False,
     check: bool = True,
     seed: int = 0,
@@ -143,7 +143,9 @@ def optimize(
         order: `free` or `fixed`, the order of operators; by default free with a budget, else fixed.
         device: name of a device whose data sheet gives durations; by default cpu, or a100 on CUDA.
         calibrate: file of durations measured on this machine; it is written if it does not exist.
-        external_data: write weights to a file next to the training file.
+        external_data: write weights to a file next to the training file, as is done beyond 2 GB in any case.
+        weights: `copy`, or `reference` for weights that stay in the source's external data, which has to be in the
+            training file's folder.
         dry_run: do not write the training file.
         check: run the forward model once before planning.
         seed: random seed of the search.
@@ -187,10 +189,12 @@ def optimize(
         pools=pools or INDICES,
         portable=portable,
     )
+    if weights not in ("copy", "reference"):
+        raise OutputFileError(f"'{weights}' is not a way to store weights; choose copy or reference")
     target = None
     if not dry_run and output is not None:
         evaluated = None if evaluation is None else os.fspath(evaluation)
-        target = Target(os.fspath(output), external_data, read.stores_state, evaluated)
+        target = Target(os.fspath(output), external_data, read.stores_state, evaluated, references=weights != "copy")
     chooses = pools is None and not portable
     return planned_model(
         source, input_shapes, read, how, target, values=values or {}, check=check, chooses_pools=chooses
@@ -232,12 +236,15 @@ def planned_model(
         planned = with_least_pools(planned)
         read = replace(read, pools=pools_of(planned.model))
     plan_end = time.perf_counter()
-    graph = None
+    graph, streams = None, False
     if target is not None:
         notify("writing")
-        graph = emit(planned, values=values, options=read)
+        weights = planned.model.weights
+        streams = target.references or target.external_data
+        streams = streams or sum(weight.type.size_bytes for weight in weights.values()) > MAX_SINGLE_FILE_BYTES
+        graph = emit(planned, values=values, options=read, streams=streams)
         evaluated = None if target.evaluation is None else _evaluation_file(source, read, planned, values)
-        target.write(graph, evaluated)
+        target.write(graph, evaluated, weights)
     end = time.perf_counter()
     seconds = {
         "read": read_end - started,
@@ -248,7 +255,7 @@ def planned_model(
     report = optimize_report(planned, name, None if target is None else target.path, seconds)
     if target is not None:
         report["more_files"] = [path for path in (target.state, target.evaluation) if path is not None]
-    return OptimizeResult(planned.solution.plan, report, planned, read, values, graph)
+    return OptimizeResult(planned.solution.plan, report, planned, read, values, None if streams else graph)
 
 
 def _evaluation_file(

@@ -1,7 +1,5 @@
 """Plans for one model by solvers, rules and files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Options of planning, checked before a model is read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,7 +42,7 @@ class PlanOptions:
         step_limit: int | None,
         seed: int,
         progress: Progress,
-    ) -> PlanOptions:
+    ) -> "PlanOptions":
         """The options as `onnxgc.optimize` takes them.
 
         Raises:

@@ -1,7 +1,5 @@
 """Plans for one model in one table, and the difference between two of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Files of one network with their own plans, and the transfer of a plan from one to another."""
 
-from __future__ import annotations
-
 import heapq
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A training step under a plan: its schedule and simulated memory, and the graph emitted from it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -169,8 +167,9 @@ def emit(
     schedule: Schedule | None = None,
     values: Mapping[str, Array] | None = None,
     options: ReadOptions | None = None,
+    streams: bool = False,
 ) -> TrainingGraph:
-    """The training graph of a planned step, or of another schedule of the same step."""
+    """The training graph of a planned step, or of another schedule; with `streams`, without large weights."""
     chosen, options = schedule or planned.schedule, options or ReadOptions(provider=planned.model.provider)
     peak = simulate(chosen, planned.step.graph).peak_bytes
     solution = planned.solution
@@ -187,6 +186,7 @@ def emit(
         values=values,
         has_barriers=options.has_barriers,
         stores_state=options.stores_state,
+        streams=streams,
     )
 
 

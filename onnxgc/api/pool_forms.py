@@ -1,7 +1,5 @@
 """The form of MaxPool's gradients that needs less memory: with indices of forward, or by windows without them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from onnxgc.api.planned_step import PlannedStep, trace_problem

@@ -1,7 +1,5 @@
 """How a model is read."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -57,7 +55,7 @@ class ReadOptions:
         loss_model: LossModel | None = None,
         pools: str = "indices",
         portable: bool = False,
-    ) -> ReadOptions:
+    ) -> "ReadOptions":
         """The options as `onnxgc.optimize` takes them.
 
         Raises:
@@ -98,7 +96,7 @@ class ReadOptions:
         return json.dumps(options, sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> ReadOptions:
+    def from_json(cls, text: str) -> "ReadOptions":
         """The options that `to_json` wrote.
 
         Raises:

@@ -1,7 +1,5 @@
 """Plan a model by a solver, within a budget, or by a given plan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -76,15 +74,19 @@ def plan_step(
 
 
 def plan_within(
-    model: TrainableModel, traced: TracedProblem, request: BudgetRequest, options: SolverOptions
+    model: TrainableModel,
+    traced: TracedProblem,
+    request: BudgetRequest,
+    options: SolverOptions,
+    timed: tuple[dict[str, int], str, str] | None = None,
 ) -> PlannedStep:
-    """Plan a traced model with the least extra time within a budget.
+    """Plan a traced model with the least extra time within a budget; `timed` are `request.durations`, if known.
 
     Raises:
         BudgetError: no plan fits.
         DurationError: the device is unknown, or the calibration file is not valid.
     """
-    durations, timing, note = request.durations(traced.step)
+    durations, timing, note = timed or request.durations(traced.step)
     updates = traced.step.updates
     if request.device_bytes is not None:
         request = replace(request, budget=DeviceMemory.of_step(traced.step).budget_within(request.device_bytes))
@@ -131,7 +133,8 @@ def plan_quickly(
     """
     # Without a limit, the solver `peak` takes as long as it needs.
     given, problem = Deadline(options.time_limit_seconds), traced.problem
-    durations = request.durations(traced.step)[0]
+    timed = request.durations(traced.step)
+    durations = timed[0]
     step_problem = problem_of(problem.joint().step, durations)
     with ThreadPoolExecutor(1) as threads:
         compiling = threads.submit(compile_repairs, options.progress)
@@ -146,7 +149,7 @@ def plan_quickly(
         request = replace(request, budget=replace(request.budget, max_extra=Fraction(most)))
         options = replace(options, sequences=(step_problem.names_of(sequence),))
     left = DEFAULT_SECONDS if given.limit is None else given.left()
-    planned = plan_within(model, traced, request, replace(options, time_limit_seconds=left))
+    planned = plan_within(model, traced, request, replace(options, time_limit_seconds=left), timed)
     planned = replace(planned, solution=replace(planned.solution, seconds=given.elapsed()))
     if not is_start:
         # In another order than the search's.

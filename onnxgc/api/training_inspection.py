@@ -1,7 +1,5 @@
 """What `inspect` finds in a training file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

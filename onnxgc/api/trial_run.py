@@ -1,7 +1,5 @@
 """A trial run of the forward model before planning, which detects faulty exports."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Check a training file against the baseline: loss, gradients, order, peak."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The metadata of a training file, and its checks."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping
@@ -54,7 +52,7 @@ class TrainingMetadata:
         return str(self.proto.graph.output[0].name)
 
     @classmethod
-    def from_file(cls, training: str | os.PathLike[str]) -> TrainingMetadata:
+    def from_file(cls, training: str | os.PathLike[str]) -> "TrainingMetadata":
         """Read a training file.
 
         Raises:

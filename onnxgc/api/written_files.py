@@ -1,27 +1,31 @@
 """The files that `optimize` writes: the training file, its state file and its evaluation file."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx
 
-from onnxgc.emission.atomic_files import check_model_writable, check_writable, data_file, write_model
+from onnxgc.emission.atomic_files import check_model_writable, check_writable, data_file, without_contents, write_model
 from onnxgc.emission.contract import contract_of
 from onnxgc.emission.state_file import metadata_of, state_file, write_arrays
 from onnxgc.emission.training_graph import TrainingGraph
 from onnxgc.errors import OutputFileError
+from onnxgc.model.core.ir import Weight
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The training file to write at `path`, and `evaluation`, the evaluation file if any."""
+    """The training file to write at `path`, and `evaluation`, the evaluation file if any.
+
+    With `references` external weights of the model stay in their files.
+    """
 
     path: str
     external_data: bool
     stores_state: bool
     evaluation: str | None
+    references: bool = False
 
     @property
     def state(self) -> str | None:
@@ -59,10 +63,16 @@ class Target:
                 if os.path.samefile(written, source):
                     raise OutputFileError(f"'{written}' belongs to the source model; give the output another name")
 
-    def write(self, graph: TrainingGraph, evaluation: onnx.ModelProto | None) -> None:
-        """Writes the files; the state file first, so that a training file is never without one."""
+    def write(self, graph: TrainingGraph, evaluation: onnx.ModelProto | None, weights: Mapping[str, Weight]) -> None:
+        """Writes the files; the state file first, so that a training file is never without one.
+
+        `weights` has the contents of those that the graph has without.
+        """
         if self.state is not None:
             write_arrays(graph.first_values, metadata_of(contract_of(graph.model, evaluation)), self.state)
         if evaluation is not None and self.evaluation is not None:
             write_model(evaluation, self.evaluation, external_data=self.external_data)
-        write_model(graph.model, self.path, external_data=self.external_data)
+        streamed = {name: weights[name] for name in without_contents(graph.model)}
+        write_model(
+            graph.model, self.path, external_data=self.external_data, streamed=streamed, references=self.references
+        )

@@ -1,7 +1,5 @@
 """A training step as a rematerialisation problem."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

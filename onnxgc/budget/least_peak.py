@@ -1,7 +1,5 @@
 """The least peak, at any extra time or within a limit on it, by a descent of budgets."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ operator with one output of that size; the second node of an edge reads the outp
 outputs are kept to the end. Sizes and durations are numbers of any unit, at least 0; fractions are exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal

@@ -6,8 +6,6 @@ run that writes it to its last reader. The problem is a sequence of least total 
 within a budget.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The fastest sequence within a budget by repairs alone, in a small part of a search's time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from onnxgc.budget.improve.removable_runs import without_needless_repeats

@@ -1,7 +1,5 @@
 """The largest size, such as a batch, for which a step fits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

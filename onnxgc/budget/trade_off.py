@@ -1,7 +1,5 @@
 """The trade-off: least extra time for a row of budgets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Options that several commands share, their checks, and where output goes."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json
@@ -12,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from enum import StrEnum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, get_type_hints
 
@@ -48,6 +46,11 @@ class Options:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         vars(self).update(values)
+
+    def values(self, *excluded: str) -> dict[str, Any]:
+        """The options by name, except `excluded` ones; names of an enumeration are text."""
+        found = {name: value for name, value in vars(self).items() if name not in excluded}
+        return {name: value.value if isinstance(value, Enum) else value for name, value in found.items()}
 
     @classmethod
     def parameters(cls) -> Iterator[inspect.Parameter]:

@@ -1,7 +1,5 @@
 """`onnxgc bench`: memory and time of the baseline and the planned step, measured here."""
 
-from __future__ import annotations
-
 from typer import Option
 
 from onnxgc.api.benchmarking import bench
@@ -96,21 +94,10 @@ def bench_command(model: Model, planning: _Planning, reading: CheckedReading, ho
         report = bench(
             model,
             **read,
-            budget=planning.budget,
-            plan=planning.plan,
-            solver=planning.solver,
+            **planning.values("order"),
+            **how.values("markdown", "json_target", "quiet"),
             order=(planning.order or Order.FREE).value,
-            device=planning.device,
-            calibrate=planning.calibrate,
-            time_limit=planning.time_limit,
-            step_limit=planning.step_limit,
-            seed=planning.seed,
             check=not reading.no_check,
-            optimizer=how.optimizer,
-            provider=how.provider,
-            threads=how.threads,
-            runs=how.runs,
-            warm_up=how.warm_up,
             progress=notify,
         ).as_json()
     write = writer_to(console_for(how.json_target, is_quiet=how.quiet), markdown=how.markdown)

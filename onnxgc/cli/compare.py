@@ -1,7 +1,5 @@
 """`onnxgc compare`: plans for one model, two plans, or one network in files of several frameworks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -143,14 +141,11 @@ def compare_command(
         comparison = compare(
             *models,
             **read,
+            **rows.values("each", "solvers", "plans", "order"),
             each=is_each,
             solvers=solvers,
             plans=plans,
-            budget=rows.budget,
             order=(rows.order or Order.FREE).value,
-            device=rows.device,
-            time_limit=rows.time_limit,
-            seed=rows.seed,
             workers=min(MAX_WORKERS, os.cpu_count() or 1),
             progress=notify,
         )

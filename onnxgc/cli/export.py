@@ -1,7 +1,5 @@
 """`onnxgc export`: trained weights back into the forward model."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from typer import Argument

@@ -1,7 +1,5 @@
 """`onnxgc inspect`: the contents of a model, and the obstacles to training it."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """The `onnxgc` command: commands, and errors as one line and an exit code."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any, cast

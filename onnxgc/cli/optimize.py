@@ -1,7 +1,5 @@
 """`onnxgc optimize`: from a forward model to a training file that needs less memory."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,6 +84,13 @@ class StateName(StrEnum):
     INPUTS = "inputs"
 
 
+class WeightsName(StrEnum):
+    """What becomes of weights in the model's external data."""
+
+    COPY = "copy"
+    REFERENCE = "reference"
+
+
 class BarrierName(StrEnum):
     """Nodes that keep the schedule's order."""
 
@@ -149,22 +154,9 @@ class _Planning(Options, panel=PLAN):
 
     def search(self) -> dict[str, Any]:
         """Arguments of `optimize`."""
-        return {
-            "solver": "manual" if self.checkpoints is not None else self.solver,
-            "objective": self.objective,
-            "checkpoints": names_in(self.checkpoints or ""),
-            "budget": self.budget,
-            "extra_time": self.extra_time,
-            "device_memory": self.device_memory,
-            "pareto": self.pareto,
-            "order": None if self.order is None else self.order.value,
-            "plan": self.plan,
-            "device": self.device,
-            "calibrate": self.calibrate,
-            "time_limit": self.time_limit,
-            "step_limit": self.step_limit,
-            "seed": self.seed,
-        }
+        solver = "manual" if self.checkpoints is not None else self.solver
+        chosen = {"solver": solver, "checkpoints": names_in(self.checkpoints or "")}
+        return self.values("largest_batch", "largest") | chosen
 
 
 class _Files(Options, panel=FILES):
@@ -192,7 +184,12 @@ class _Files(Options, panel=FILES):
     evaluation: str | None = Option(
         None, help="Write the model in evaluation mode to this file, with its loss and the same inputs."
     )
-    save_external_data: bool = Option(False, help="Write weights to a file next to the training file.")
+    save_external_data: bool = Option(
+        False, help="Write weights to a file next to the training file, as is done beyond 2 GB in any case."
+    )
+    weights: WeightsName = Option(
+        WeightsName.COPY, help="reference leaves weights in MODEL's external data, in whose folder OUTPUT has to be."
+    )
     save_plan: str | None = Option(None, help="Write the plan to this JSON file as well.")
     dry_run: bool = Option(False, help="Do not write the training file.")
     verify_runs: int = Option(0, "--verify", min=0, help="Run the file N times and check it, as verify does.")
@@ -211,18 +208,8 @@ class _Files(Options, panel=FILES):
 
     def emission(self) -> dict[str, Any]:
         """Arguments of `optimize`."""
-        return {
-            "keep_outputs": self.keep_outputs,
-            "optimizer": self.optimizer,
-            "external_data": self.save_external_data,
-            "provider": self.provider,
-            "barriers": self.barriers,
-            "state": self.state,
-            "evaluation": self.evaluation,
-            "loss_model": self.loss_model,
-            "portable": self.portable,
-            "dry_run": self.dry_run,
-        }
+        others = ("save_external_data", "save_plan", "verify_runs", "json_target", "page_target", "quiet", "verbose")
+        return self.values(*others) | {"external_data": self.save_external_data}
 
     def check(self, model: str, target: str, calibrate: str | None, plan: str | None) -> None:
         """Fail if options contradict each other, or if a file is not writable or is one of the others."""

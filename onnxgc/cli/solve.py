@@ -1,7 +1,5 @@
 """`onnxgc solve`: checkpoints of a bare graph, or a sequence of a bare operator graph."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from typer import Argument, Option
@@ -79,19 +77,6 @@ def solve_command(
     with progress_line() as notify:
         notify("planning")
         solution = solve(
-            graph,
-            budget=planning.budget,
-            extra_time=planning.extra_time,
-            order=planning.order and planning.order.value,
-            solver=planning.solver,
-            objective=planning.objective and planning.objective.value,
-            checkpoints=checkpoints,
-            interior_only=planning.interior_only,
-            time_limit=planning.time_limit,
-            step_limit=planning.step_limit,
-            seed=planning.seed,
-            slots=planning.slots,
-            draws=planning.draws,
-            progress=notify,
+            graph, **planning.values("checkpoints", "json_target"), checkpoints=checkpoints, progress=notify
         )
     write_json(solution.report, planning.json_target)

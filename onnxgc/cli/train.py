@@ -1,7 +1,5 @@
 """`onnxgc train`: a training loop on ONNX Runtime."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -203,12 +201,8 @@ class _Planning(Options, panel=MODEL):
 
     def arguments(self) -> dict[str, Any]:
         """The options that are given, as arguments of `Trainer`."""
-        options = {
+        options = self.values("forward", "json_target", "quiet") | {
             "loss": None if self.loss == "auto" else self.loss,
-            "budget": self.budget,
-            "plan": self.plan,
-            "time_limit": self.time_limit,
-            "loss_model": self.loss_model,
             "trainable": globs_in(self.trainable) or None,
             "freeze": globs_in(self.freeze) or None,
             "freeze_bn": self.freeze_bn or None,
@@ -250,13 +244,10 @@ def train_command(
             optimizer=None if is_planned else updates.with_settings(),
             learning_rate=rate,
             batch=batch,
-            accumulate=runs.accumulate,
             workers=workers,
-            provider=runs.provider,
-            threads=runs.threads,
-            cuda_graph=runs.cuda_graph,
             seed=runs.seed if "--seed" in given else None,
             progress=notify,
+            **runs.values("epochs", "batch", "seed"),
             **options,
         )
     samples, tests = split_arrays(arrays, trainer.inputs)

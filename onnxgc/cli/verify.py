@@ -1,7 +1,5 @@
 """`onnxgc verify`: compares a training file with the baseline."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from rich.console import Console
@@ -65,15 +63,7 @@ def verify_command(
     console = console_for(how.json_target, is_quiet=how.quiet)
     with progress_line() as notify:
         checked = verify(
-            model,
-            training,
-            seed=how.seed,
-            threads=how.threads,
-            runs=how.runs,
-            input_shapes=shapes,
-            loss=how.loss,
-            device_memory=how.device_memory,
-            progress=notify,
+            model, training, **how.values("input_shapes", "json_target", "quiet"), input_shapes=shapes, progress=notify
         )
     result = checked.as_json()
     print_checks(result, console)

@@ -1,7 +1,5 @@
 """A separate graph that updates parameters from accumulated gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Nodes of a training file with their annotations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx

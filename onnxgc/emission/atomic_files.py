@@ -1,28 +1,29 @@
 """Atomic writing of files: completely, or not at all."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from types import MappingProxyType
+from typing import Any, BinaryIO
 
 import onnx
 
 from onnxgc.errors import OutputFileError
+from onnxgc.model.core.ir import Weight
+from onnxgc.model.core.stored_weights import MIN_EXTERNAL_BYTES, StoredWeight, external_file, write_contents
 from onnxgc.model.files.load import is_text
 
 if sys.platform != "win32":
     import fcntl
 
 # Protobuf is limited to 2 GiB. The file without its weights stays well below the difference.
-_MAX_SINGLE_FILE_BYTES = 2_000_000_000
-_MIN_EXTERNAL_BYTES = 1024
+MAX_SINGLE_FILE_BYTES = 2_000_000_000
 # Runtimes map the file into memory.
 _ALIGNMENT_BYTES = 4096
 
@@ -68,29 +69,43 @@ def check_model_writable(path: str | os.PathLike[str]) -> None:
 
 
 def write_model(
-    model: onnx.ModelProto, path: str | os.PathLike[str], *, external_data: bool = False
+    model: onnx.ModelProto,
+    path: str | os.PathLike[str],
+    *,
+    external_data: bool = False,
+    streamed: Mapping[str, Weight] = MappingProxyType({}),
+    references: bool = False,
 ) -> tuple[Path, ...]:
     """Writes a model atomically; returns the files written.
 
     Weights go into `<name>.data` next to it with `external_data`, or if a single file would exceed protobuf's
-    limit. Even if writing is interrupted, the model under that name reads the weights that it was written
+    limit; `streamed` contains those that the model has without contents. With `references` weights of external
+    files in the same folder stay there.
+    Even if writing is interrupted, the model under that name reads the weights that it was written
     with. Symbolic links are followed.
 
     Raises:
-        OutputFileError: the file cannot be written, or its name has the suffix of a text format; an earlier
-            file of that name is unchanged.
+        OutputFileError: the file cannot be written, its name has the suffix of a text format, or a referenced
+            weight is in another folder; an earlier file of that name is unchanged.
     """
     check_model_writable(path)
     with _staging_folder(path) as (folder, target):
         written = folder / target.name
-        has_large_weights = any(_is_large(tensor) for tensor in model.graph.initializer)
-        if not has_large_weights or not (external_data or model.ByteSize() > _MAX_SINGLE_FILE_BYTES):
+        weight_bytes = sum(len(tensor.raw_data) for tensor in model.graph.initializer if _is_large(tensor))
+        if not streamed and not (external_data and weight_bytes) and weight_bytes <= MAX_SINGLE_FILE_BYTES:
             written.write_bytes(model.SerializeToString())
             os.replace(written, target)
             return (target,)
         data = Path(data_file(target))
+        kept = _referenced(streamed, target.parent) if references else {}
+        copied = [weight for name, weight in streamed.items() if name not in kept]
+        _check_space(target.parent, path, weight_bytes + _bytes_on_disk(copied))
         with open(folder / data.name, "wb") as stream:
-            shell = _externalize_weights(stream, model, data.name)
+            shell = _externalize_weights(stream, model, data.name, streamed, kept)
+        if not os.path.getsize(folder / data.name):
+            written.write_bytes(shell.SerializeToString())
+            os.replace(written, target)
+            return (target,)
         temporaries = _temporary_names(data)
         temporary = temporaries[-1]
         if data.exists():
@@ -132,23 +147,78 @@ def _with_location(shell: onnx.ModelProto, location: str) -> onnx.ModelProto:
     return moved
 
 
+def without_contents(model: onnx.ModelProto) -> list[str]:
+    """The weights whose contents `write_model` streams."""
+    external = onnx.TensorProto.EXTERNAL
+    return [t.name for t in model.graph.initializer if t.data_location == external and not t.external_data]
+
+
 def _is_large(tensor: onnx.TensorProto) -> bool:
     # Shapes and axes stay in the model, since runtimes need their values for shape inference.
-    return len(tensor.raw_data) >= _MIN_EXTERNAL_BYTES
+    return len(tensor.raw_data) >= MIN_EXTERNAL_BYTES
 
 
-def _externalize_weights(stream: BinaryIO, model: onnx.ModelProto, location: str) -> onnx.ModelProto:
-    """The model with its large weights written to `stream`; weights are not copied in memory."""
+def _referenced(weights: Mapping[str, Weight], folder: Path) -> dict[str, dict[str, str]]:
+    """The places of external weights, whose files have to be in `folder` or below."""
+    places = {}
+    for name, weight in weights.items():
+        file = external_file(weight)
+        if file is None or not isinstance(weight, StoredWeight):
+            continue
+        location = os.path.relpath(os.path.realpath(file), folder)
+        if location.startswith(os.pardir):
+            raise OutputFileError(
+                f"weight '{name}' is in '{file}', which a file in '{folder}' cannot refer to; write it into the "
+                "folder of the weights, or copy them (--weights copy)"
+            )
+        length = str(weight.type.size_bytes)
+        places[name] = {"offset": "0", **weight.external_data, "location": location, "length": length}
+    return places
+
+
+def _bytes_on_disk(weights: Iterable[Weight]) -> int:
+    """Bytes of weights in a new file, without the holes of files that are mostly holes."""
+    sizes: Counter[str | None] = Counter()
+    for weight in weights:
+        sizes[external_file(weight)] += weight.type.size_bytes
+    # A block has 512 bytes.
+    return sum(size if file is None else min(size, os.stat(file).st_blocks * 512) for file, size in sizes.items())
+
+
+def _check_space(folder: Path, path: str | os.PathLike[str], needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise OutputFileError(
+            f"cannot write '{path}': its weights have {needed:,} bytes, and {free:,} are free in '{folder}'; "
+            "choose another folder, or --weights reference"
+        )
+
+
+def _externalize_weights(
+    stream: BinaryIO,
+    model: onnx.ModelProto,
+    location: str,
+    streamed: Mapping[str, Weight],
+    kept: Mapping[str, Mapping[str, str]],
+) -> onnx.ModelProto:
+    """The model with its large weights written to `stream`, except `kept` ones; none is copied in memory."""
     graph = onnx.GraphProto(name=model.graph.name, doc_string=model.graph.doc_string)
     for field in ("node", "input", "output", "value_info"):
         getattr(graph, field).extend(getattr(model.graph, field))
     for tensor in model.graph.initializer:
-        if not _is_large(tensor):
+        weight = streamed.get(tensor.name)
+        if weight is None and not _is_large(tensor):
             graph.initializer.add().CopyFrom(tensor)
             continue
         outside = graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
         outside.data_location = onnx.TensorProto.EXTERNAL
-        place = {"location": location, "offset": stream.tell(), "length": stream.write(tensor.raw_data)}
+        place: dict[str, Any] = {"location": location, "offset": stream.tell()}
+        if tensor.name in kept:
+            place = dict(kept[tensor.name])
+        elif weight is None:
+            place["length"] = stream.write(tensor.raw_data)
+        else:
+            place["length"] = write_contents(weight, stream)
         for key, value in place.items():
             outside.external_data.add(key=key, value=str(value))
         stream.write(bytes(-stream.tell() % _ALIGNMENT_BYTES))

@@ -11,8 +11,6 @@ previous group's last tensor, the token.
     delayed = Reshape(x, target)           # a view: no copy
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Constants that are computed in the file, so that ONNX Runtime does not optimise their readers away."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 docs/training-file.md describes it, docs/training-contract.schema.json is its JSON schema.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any

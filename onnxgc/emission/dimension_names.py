@@ -8,8 +8,6 @@ in the length of the file. So a tensor takes the name of one that died earlier i
 step's peak in the meantime.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

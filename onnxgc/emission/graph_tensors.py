@@ -1,7 +1,5 @@
 """Names, types and constants of the tensors of a training graph under construction."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Plans as JSON, in plan files and in the metadata of training files."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """State files: parameters, running statistics and an optimizer's states in the safetensors format."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Static types of all tensors in a training file, most of whose first dimensions are names."""
 
-from __future__ import annotations
-
 import math
 
 import onnx

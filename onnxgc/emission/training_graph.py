@@ -1,7 +1,5 @@
 """From a schedule to one portable ONNX file that trains."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -54,18 +52,20 @@ def emit_training_graph(
     values: Mapping[str, Array] | None = None,
     has_barriers: bool = True,
     stores_state: bool = True,
+    streams: bool = False,
 ) -> TrainingGraph:
     """The training graph of one step in the order of `schedule`.
 
     `values` replaces weights by name. With `stores_state` the model contains the first values of parameters
-    and statistics. Without barriers only a session that runs nodes in the order of the
+    and statistics; with `streams`, the large ones without contents.
+    Without barriers only a session that runs nodes in the order of the
     file, without optimisations, keeps the schedule. docs/training-file.md defines inputs, outputs, names and
     metadata.
     """
     peak_bytes = simulate(schedule, step.graph).peak_bytes
     emitter = _Emitter(step, schedule, peak_bytes, has_barriers)
     nodes = emitter.nodes()
-    model = TrainingModel(step, nodes, emitter.tensors, peak_bytes, metadata, values or {}, stores_state)
+    model = TrainingModel(step, nodes, emitter.tensors, peak_bytes, metadata, values or {}, stores_state, streams)
     first_values = {} if stores_state else model.first_values()
     return TrainingGraph(model.to_proto(), dict(step.parameter_gradients), schedule, first_values)
 
@@ -201,7 +201,7 @@ class _Emitter:
             attributes["__recompute"] = earlier_runs
         if original.op == "Reshape" and not isinstance(step, Recompute) and step.chunk is not None:
             inputs = (self._view_source.get(inputs[0], inputs[0]), *inputs[1:])
-            if step.operator.outputs[0] not in self._step.graph.outputs:
+            if step.operator.outputs[0] not in self._step.graph.output_set:
                 self._view_source[step.operator.outputs[0]] = inputs[0]
         return original.with_changes(
             name=step.operator.name, inputs=inputs, outputs=step.operator.outputs, attributes=attributes

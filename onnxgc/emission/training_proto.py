@@ -1,7 +1,5 @@
 """The ONNX model of a training file, from its nodes: inputs, outputs, types, weights and metadata."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxgc import __version__
 from onnxgc.emission.annotated_node import AnnotatedNode
@@ -17,7 +15,7 @@ from onnxgc.emission.dimension_names import dimension_names
 from onnxgc.emission.graph_tensors import GraphTensors
 from onnxgc.model.core.draft import reads_of
 from onnxgc.model.core.ir import Array, TensorType
-from onnxgc.model.core.stored_weights import ArrayWeight, write_weight
+from onnxgc.model.core.stored_weights import MIN_EXTERNAL_BYTES, ArrayWeight, write_weight
 from onnxgc.tracing.step_graph import TrainingStep
 
 SCHEMA_VERSION = 1
@@ -29,6 +27,7 @@ class TrainingModel:
 
     `nodes` are all nodes in order, `tensors` the names and types that emission added. `values` replaces
     weights by name. With `stores_state` the file contains the first values of parameters and statistics.
+    With `streams` large weights have no contents: `write_model` streams them.
     """
 
     step: TrainingStep
@@ -38,6 +37,7 @@ class TrainingModel:
     metadata: Mapping[str, str]
     values: Mapping[str, Array]
     stores_state: bool = True
+    streams: bool = False
 
     @property
     def _used(self) -> set[str]:
@@ -89,7 +89,12 @@ class TrainingModel:
             # Written directly into the model: an intermediate list would copy all weights once more.
             value = self.values.get(name)
             weight = model.weights[name] if value is None else ArrayWeight(value)
-            write_weight(weight, name, proto.graph.initializer.add())
+            tensor = proto.graph.initializer.add()
+            if self.streams and value is None and weight.type.size_bytes >= MIN_EXTERNAL_BYTES:
+                tensor.name, tensor.data_type, tensor.data_location = name, weight.type.dtype, TensorProto.EXTERNAL
+                tensor.dims.extend(weight.type.shape)
+            else:
+                write_weight(weight, name, tensor)
         helper.set_model_props(
             proto,
             {

@@ -1,7 +1,5 @@
 """Barriers that delay each update until every reader of the old value has run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from onnxgc.emission.annotated_node import AnnotatedNode

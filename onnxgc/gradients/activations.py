@@ -4,8 +4,6 @@ Most derivatives are a chain of unary operators, so that at most two tensors are
 Where the sign of y equals that of x, rules read y, since the next operator usually keeps y anyway.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

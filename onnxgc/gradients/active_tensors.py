@@ -1,7 +1,5 @@
 """Active tensors: those that need a gradient in backward."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Sequence
 
 from onnxgc.errors import NoParametersError, UnsupportedOperatorError

@@ -3,8 +3,6 @@
 x: [N, C, spatial...], w: [K, C / groups, kernel...], y, dy: [N, K, output...].
 """
 
-from __future__ import annotations
-
 from onnxgc.gradients.differentiate import GradientContext
 from onnxgc.gradients.rule_helpers import channel_sums
 from onnxgc.gradients.weight_gradient import Convolution, weight_gradient

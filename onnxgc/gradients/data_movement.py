@@ -1,7 +1,5 @@
 """Gradients of operators that rearrange, join or repeat elements."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ gradient (`dy`), emits standard operators and gives each wanted input its gradie
 forward tensors backward reads: they are the inputs of the emitted nodes.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

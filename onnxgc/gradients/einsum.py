@@ -4,8 +4,6 @@ Contractions are emitted as matrix products and multiplications, so that every t
 graph and visible to planning.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

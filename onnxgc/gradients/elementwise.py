@@ -1,7 +1,5 @@
 """Gradients of elementwise operators, with broadcasting."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Gradients of operators that pick elements by index."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Gradient of GridSample: interpolation at the points of a grid."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Gradients of normalisations. x: [N, C, spatial...]."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

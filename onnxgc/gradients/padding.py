@@ -1,7 +1,5 @@
 """Gradient of Pad, in all modes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

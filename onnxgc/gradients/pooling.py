@@ -1,7 +1,5 @@
 """Gradients of pooling. x: [N, C, spatial...]."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Gradients of matrix products."""
 
-from __future__ import annotations
-
 import math
 
 from onnxgc.gradients.differentiate import GradientContext

@@ -1,7 +1,5 @@
 """Gradients of reductions and of softmax."""
 
-from __future__ import annotations
-
 import math
 
 from onnxgc.gradients.differentiate import GradientContext

@@ -1,7 +1,5 @@
 """The gradient rule of each operator."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from onnxgc.gradients import (

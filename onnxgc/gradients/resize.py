@@ -4,8 +4,6 @@ Shapes and scales are static, so Resize is a product with a fixed matrix [out, i
 gradient is the product with the transposed matrix.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

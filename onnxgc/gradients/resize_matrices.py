@@ -4,8 +4,6 @@ The matrices follow ONNX Runtime's CPU kernel, in float32 as there: a coordinate
 would select another element.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sums of gradient rows by index: the backward of Gather and GatherND, where rows may repeat."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Operators that several gradient rules emit: shapes, sums, casts."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -116,12 +114,12 @@ class Sums:
     _total: str
 
     @classmethod
-    def on(cls, g: GradientContext, tensor: str, axis: int) -> Sums:
+    def on(cls, g: GradientContext, tensor: str, axis: int) -> "Sums":
         """Additions to a tensor of x's type."""
         return cls(g, axis, _as_float32(g, tensor) if is_narrow(g) else tensor)
 
     @classmethod
-    def from_zeros(cls, g: GradientContext, shape: tuple[int, ...], axis: int) -> Sums:
+    def from_zeros(cls, g: GradientContext, shape: tuple[int, ...], axis: int) -> "Sums":
         if not is_narrow(g):
             return cls(g, axis, zeros(g, shape))
         return cls(g, axis, g.emit("Expand", g.constants.add(np.zeros((), np.float32)), g.ints(*shape)))

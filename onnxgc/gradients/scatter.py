@@ -1,7 +1,5 @@
 """Gradients of ScatterElements and ScatterND."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

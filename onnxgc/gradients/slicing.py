@@ -1,7 +1,5 @@
 """Gradient of Slice: elements at regular steps put back amid zeros."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ x: [N, C, spatial...], w: [K, C / groups, kernel...], dy: [N, K, output...]. P i
 positions of one image, G the number of groups, k the number of kernel elements.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -250,7 +248,7 @@ class _Sizes:
     products: int
 
     @classmethod
-    def of_convolution(cls, c: Convolution) -> _Sizes:
+    def of_convolution(cls, c: Convolution) -> "_Sizes":
         kernel = math.prod(c.windows.kernel)
         return cls(
             c.batch * c.channels_in * math.prod(c.windows.input_size),

@@ -1,7 +1,5 @@
 """Geometry of the sliding windows of convolution and pooling."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnxgc.errors import UnsupportedOperatorError

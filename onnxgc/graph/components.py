@@ -1,7 +1,5 @@
 """Connected components, and contraction of groups of vertices to one vertex each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import TypeVar
 

@@ -4,8 +4,6 @@ Vertices are tensors and edges are operators, as in the paper: edge `(a, b)` mea
 computed from tensor `a`.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +66,7 @@ class ComputationGraph:
         object.__setattr__(self, "_successors", {v: tuple(heads) for v, heads in successors.items()})
 
     @classmethod
-    def from_unsorted(cls, vertices: Iterable[Vertex], edges: Iterable[Edge]) -> ComputationGraph:
+    def from_unsorted(cls, vertices: Iterable[Vertex], edges: Iterable[Edge]) -> "ComputationGraph":
         """Sort the vertices topologically and merge repeated edges. O((vertices + edges) log(vertices)).
 
         The given order breaks ties. Edges may repeat because an operator may read a tensor twice.

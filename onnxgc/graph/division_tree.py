@@ -10,8 +10,6 @@ In the words of graph theory the tree is the SPQR tree of the undirected graph w
 from source to target: Linear, Branch and Complicate are its series, parallel and rigid nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -46,9 +44,9 @@ class DivisionTree:
     kind: DivisionKind
     segment: IndependentSegment
     connectors: tuple[Vertex, ...] = ()
-    members: tuple[DivisionTree, ...] = field(default=(), repr=False)
+    members: "tuple[DivisionTree, ...]" = field(default=(), repr=False)
 
-    def walk(self) -> Iterator[DivisionTree]:
+    def walk(self) -> "Iterator[DivisionTree]":
         """All nodes, members before their parents; without recursion, so any depth is possible."""
         nodes = [self]
         for node in nodes:  # Grows during the loop.

@@ -5,8 +5,6 @@ are strings or integers. Sizes are numbers in any unit, at least 0. Fractions ar
 scaled to integers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence

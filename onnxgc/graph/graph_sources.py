@@ -4,8 +4,6 @@ Besides these documents: networkx graphs, also in JSON (node-link form, as in Mo
 of Checkmate, as objects or with their attributes in JSON.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import os

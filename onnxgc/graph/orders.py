@@ -5,8 +5,6 @@ Each order here takes O((vertices + edges) log(vertices)) and depends only on th
 graph's own order, which breaks all ties.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Sequence
 

@@ -6,8 +6,6 @@ exactly one fed by it. *Reading G* allows components with any number of both. (*
 between two checkpoints as one segment, is not used.)
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass

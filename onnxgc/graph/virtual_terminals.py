@@ -4,8 +4,6 @@ The paper's graphs have one source and one target. Several inputs get a virtual 
 outputs a virtual target after them. Virtual terminals cost nothing and are never in a plan.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 
 from onnxgc.graph.computation_graph import ComputationGraph, Edge, Vertex

@@ -7,8 +7,6 @@ whether separate, in the product, or folded into the weights. A normalisation by
 as one by fixed statistics; one by the statistics of each sample is an operator.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +43,7 @@ class ConeDigests:
     operands: dict[int, list[Edge]]
     reads: list[list[Edge]]
 
-    def reversed(self) -> ConeDigests:
+    def reversed(self) -> "ConeDigests":
         """The digests of the network read from its outputs to its inputs."""
         return replace(self, forward=self.backward, backward=self.forward, readers=self.operands, operands=self.readers)
 

@@ -1,7 +1,5 @@
 """Where two networks diverge, and differences between models of one network."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

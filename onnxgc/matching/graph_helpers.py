@@ -1,7 +1,5 @@
 """Reachability and grouping."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 

@@ -4,8 +4,6 @@ Equal digests do not prove equality: they count a value with two readers as two 
 equal digests may each be read once, or one of them twice, and consumers of such branches may be swapped.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,7 +90,7 @@ def _dependents(cones: ConeDigests, value: int) -> set[int]:
     return reachable([value], lambda operand: (reader for reader, _ in cones.readers[operand]))
 
 
-def _break_ties(partition: _Partition) -> bool:
+def _break_ties(partition: "_Partition") -> bool:
     """Whether each layer can be identified with one of its class so that the neighbours follow."""
     trials = 0
     for node in range(partition.middle):

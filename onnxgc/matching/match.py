@@ -5,8 +5,6 @@ inputs, or with those paths to the outputs. If the two criteria disagree, or sev
 is matched: the tensor is ambiguous.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace

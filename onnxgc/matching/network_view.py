@@ -1,7 +1,5 @@
 """One of two matched models: its values, the tensors that hold them, and keys that compare tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -55,7 +53,7 @@ class NetworkView:
         model: TrainableModel,
         include_biases: bool = True,
         identified: Mapping[str, IdentifiedFunction] | None = None,
-    ) -> NetworkView:
+    ) -> "NetworkView":
         structure = structure_of(model, identified)
         views = structure.views
         outputs = dict.fromkeys(views[n].value for n in (model.loss, *model.outputs) if n in views)

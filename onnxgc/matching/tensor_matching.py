@@ -1,7 +1,5 @@
 """Tensors of two networks that hold one value."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Values of two networks that correspond to each other, by forward and backward cones."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass

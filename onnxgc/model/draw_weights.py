@@ -1,7 +1,5 @@
 """Draws random initial weights for a model."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections import defaultdict

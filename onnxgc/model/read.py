@@ -1,7 +1,5 @@
 """From any forward ONNX model to a `TrainableModel`: all passes on one page."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +11,7 @@ from onnxgc.errors import ModelFileError, NoParametersError, ShapeError
 from onnxgc.model.core.draft import Draft, reads_of, without_dead_nodes
 from onnxgc.model.core.identity_removal import without_identities
 from onnxgc.model.core.ir import Statistic, TensorType, TrainableModel
-from onnxgc.model.files.load import load_proto
+from onnxgc.model.files.load import Loaded, load_proto
 from onnxgc.model.files.loss_model import with_loss_model
 from onnxgc.model.files.module_paths import with_modules_of
 from onnxgc.model.files.proto_to_draft import draft_of
@@ -73,7 +71,7 @@ def apply_passes(draft: Draft, passes: Sequence[Pass]) -> Draft:
 
 
 def read_model(
-    source: str | os.PathLike[str] | onnx.ModelProto,
+    source: str | os.PathLike[str] | onnx.ModelProto | Loaded,
     *,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
     loss: str = "auto",
@@ -84,6 +82,7 @@ def read_model(
     counted_draws: bool = False,
     provider: str = "cpu",
     loss_model: onnx.ModelProto | None = None,
+    given: tuple[Draft, tuple[ParameterDecision, ...]] | None = None,
 ) -> TrainableModel:
     """The model as a static forward graph in training mode that ends in a scalar loss.
 
@@ -93,7 +92,8 @@ def read_model(
     of the file; with `untie` nodes that share a parameter in the same role get one each; with
     `counted_draws` random numbers depend on the number of the run, an input. `provider` is the execution
     provider, `cpu` or `cuda`, for which forms of gradients and statistics are chosen. `loss_model` computes
-    the loss from the model's outputs, in place of `loss`. Weights' contents are read only as far as detecting
+    the loss from the model's outputs, in place of `loss`. `given` is the result of `draft_with_roles` for
+    the model, if known. Weights' contents are read only as far as detecting
     equal weights needs.
 
     Raises:
@@ -107,8 +107,10 @@ def read_model(
     check_is_forward(proto)
     if loss_model is not None:
         proto, loss = with_loss_model(proto, loss_model)
-    given, decisions = draft_with_roles(proto, folder, trainable=trainable, freeze=freeze, untie=untie)
-    draft = given.with_notes(*duplicate_notes(given, decisions))
+    if given is None:
+        given = draft_with_roles(proto, folder, trainable=trainable, freeze=freeze, untie=untie)
+    source_draft, decisions = given
+    draft = source_draft.with_notes(*duplicate_notes(source_draft, decisions))
     draft, file = with_input_shapes(draft, input_shapes)
     draft, choice = _with_chosen_loss(in_current_form(infer_shapes(draft, file)), loss, decisions)
     draft = apply_passes(draft, _STANDARD_OPERATORS)
@@ -118,7 +120,7 @@ def read_model(
     draft, roles = with_loss(draft, choice)
     draft = apply_passes(draft, _RUNTIME_FORMS)
     require_static_shapes(draft)
-    draft = with_modules_of(draft, given)
+    draft = with_modules_of(draft, source_draft)
     return replace(_trainable_model(draft, decisions, roles, statistics, choice.kind, draw), provider=provider)
 
 
@@ -143,6 +145,7 @@ def _trainable_model(
 ) -> TrainableModel:
     draft = without_dead_nodes(draft, [roles["loss"], *(statistic.updated for statistic in statistics)])
     parameters = _parameters(draft, decisions, roles["loss"])
+    trained = set(parameters)
     types = _types(draft)
     named_tensors = {**roles, "draw": draw} if draw else roles
     return TrainableModel(
@@ -159,7 +162,7 @@ def _trainable_model(
         statistics=statistics,
         loss=roles["loss"],
         loss_kind=loss_kind,
-        notes=(*draft.notes, *parameter_notes(d for d in decisions if d.name in parameters or d.role is Role.CONSTANT)),
+        notes=(*draft.notes, *parameter_notes(d for d in decisions if d.name in trained or d.role is Role.CONSTANT)),
         domains=draft.other_domains,
         metadata={**draft.metadata, "onnxgc.names": json.dumps(named_tensors, sort_keys=True)},
         draw=draw,
@@ -208,7 +211,10 @@ def draft_with_roles(
 
 
 def explain_weights(
-    source: str | os.PathLike[str] | onnx.ModelProto, *, trainable: Sequence[str] = (), freeze: Sequence[str] = ()
+    source: str | os.PathLike[str] | onnx.ModelProto | Loaded,
+    *,
+    trainable: Sequence[str] = (),
+    freeze: Sequence[str] = (),
 ) -> tuple[ParameterDecision, ...]:
     """The role of each weight of a model, with the reason; needs no shapes and no loss."""
     draft = draft_of(*load_proto(source))

@@ -4,8 +4,6 @@ Unlike `onnxgc.model.read` it keeps BatchNormalization and Dropout, which a runt
 training and evaluation.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -6,8 +6,6 @@ of its input ends; an output of the step is allocated even if it is a view; a wo
 operator runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ of a part of the batch at a time, each part with kernels of its own. Afterwards 
 memory below the peak, so that it needs few parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from onnxgc.planning.schedule import Compute, Release, Schedule, StepGraph

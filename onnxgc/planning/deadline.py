@@ -1,7 +1,5 @@
 """The time limit of a search, and the shares of it that its phases receive."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass, field, replace
@@ -56,10 +54,10 @@ class Deadline:
         """Seconds until a share of the limit has passed since the start, at least 0."""
         return None if self.limit is None else max(0.0, until * self.limit - self.elapsed())
 
-    def phase(self, share: float) -> Deadline:
+    def phase(self, share: float) -> "Deadline":
         """The deadline of a phase that begins now and takes up to a share of the limit."""
         return Deadline(self.share(share), time.perf_counter())
 
-    def extended(self, seconds: float) -> Deadline:
+    def extended(self, seconds: float) -> "Deadline":
         """The same with a limit that is later."""
         return self if self.limit is None else replace(self, limit=self.limit + seconds)

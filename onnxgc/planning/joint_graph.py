@@ -1,7 +1,5 @@
 """The joint graph of a problem: forward and backward together, on which plans are scheduled and simulated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -30,6 +28,10 @@ order. Backward's operators may differ between orders: gradients of a tensor wit
 summed in the order in which backward reaches these."""
 
 
+_MAX_PROFILES = 8
+"""Profiles of plans that a joint graph keeps: searches and reports ask for the same ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class JointGraph:
     """One training step, and which of its tensors belong to which vertex."""
@@ -37,6 +39,7 @@ class JointGraph:
     step: StepGraph
     members: Mapping[Vertex, tuple[str, ...]]
     retrace: Retrace = field(repr=False)
+    _profiles: dict[CheckpointPlan, MemoryProfile] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def retraced(self, names: tuple[str, ...]) -> StepGraph:
         """The step with forward operators in the order `names`; a new order calls `retrace`."""
@@ -50,11 +53,11 @@ class JointGraph:
         by_vertex = sorted(zip(order_numbers, self.step.forward, strict=True), key=lambda entry: entry[0])
         return self.retraced(tuple(operator.name for _, operator in by_vertex))
 
-    def mapped(self, change: Callable[[StepGraph], StepGraph]) -> JointGraph:
+    def mapped(self, change: Callable[[StepGraph], StepGraph]) -> "JointGraph":
         """The joint graph with a changed step, in every order."""
         return JointGraph(change(self.step), self.members, lambda names: change(self.retrace(names)))
 
-    def without_parameter_gradients(self) -> JointGraph:
+    def without_parameter_gradients(self) -> "JointGraph":
         """The same step with parameters' gradients of 0 bytes."""
 
         def without_gradients(step: StepGraph) -> StepGraph:
@@ -84,8 +87,12 @@ class JointGraph:
 
     def profile(self, plan: CheckpointPlan) -> MemoryProfile:
         """The simulated memory of a plan."""
-        step, schedule = self.scheduled(plan)
-        return simulate(schedule, step)
+        if plan not in self._profiles:
+            step, schedule = self.scheduled(plan)
+            if len(self._profiles) >= _MAX_PROFILES:
+                self._profiles.clear()
+            self._profiles[plan] = simulate(schedule, step)
+        return self._profiles[plan]
 
 
 def vertex_of_operators(

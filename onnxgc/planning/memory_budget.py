@@ -1,7 +1,5 @@
 """Memory budgets as users write them: `8GiB`, `500MB`, `60%`, `min`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from decimal import Decimal

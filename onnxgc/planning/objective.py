@@ -1,7 +1,5 @@
 """The value of a plan: its simulated peak, or the paper's sum of checkpoints and heaviest segment."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnxgc.graph.segments import segments_between

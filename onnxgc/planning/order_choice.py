@@ -1,7 +1,5 @@
 """The order of first runs that a search may choose."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import Enum
 
@@ -17,7 +15,7 @@ class Order(Enum):
     """The given order."""
 
     @classmethod
-    def named(cls, name: str) -> Order:
+    def named(cls, name: str) -> "Order":
         """The order of that name.
 
         Raises:

@@ -1,7 +1,5 @@
 """Plans, and solutions: plans with a value, a bound and a status."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -68,7 +66,7 @@ class CheckpointPlan:
     sequence: tuple[str, ...] = ()
 
     @classmethod
-    def for_graph(cls, graph: ComputationGraph, checkpoints: Iterable[Vertex]) -> CheckpointPlan:
+    def for_graph(cls, graph: ComputationGraph, checkpoints: Iterable[Vertex]) -> "CheckpointPlan":
         """Sort checkpoints, remove repeats, and add the graph's single source and target.
 
         Raises:

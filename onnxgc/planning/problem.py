@@ -1,7 +1,5 @@
 """The problem that solvers read: a graph, its costs, and the traced step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Schedules: the exact order of operators of one training step under a plan."""
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +47,10 @@ class StepGraph:
     outputs: tuple[str, ...]
     parameter_gradients: frozenset[str]
     replaced: Mapping[str, str] = field(default_factory=dict)
+    output_set: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "output_set", frozenset(self.outputs))
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -273,7 +275,7 @@ def _without_idle_outputs(runs: Sequence[Run], graph: StepGraph) -> list[Run]:
     for entry in runs:
         outputs = entry.operator.outputs
         min_outputs = len(outputs) if entry.operator.needs_all_outputs else 1
-        while len(outputs) > min_outputs and outputs[-1] not in read and outputs[-1] not in graph.outputs:
+        while len(outputs) > min_outputs and outputs[-1] not in read and outputs[-1] not in graph.output_set:
             outputs = outputs[:-1]
         if len(outputs) < len(entry.operator.outputs):
             entry = replace(entry, operator=replace(entry.operator, outputs=outputs))

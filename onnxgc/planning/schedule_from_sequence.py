@@ -1,7 +1,5 @@
 """Schedules of sequences, in which any operator of a step may run anywhere, any number of times."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +37,7 @@ class StepOperators:
     """By the tensor that the view writes."""
 
     @classmethod
-    def from_step(cls, step: StepGraph) -> StepOperators:
+    def from_step(cls, step: StepGraph) -> "StepOperators":
         outputs = set(step.outputs)
         placed = [PlacedOperator(operator, None) for operator in step.forward]
         placed += [PlacedOperator(operator, number) for number, chunk in enumerate(step.chunks) for operator in chunk]

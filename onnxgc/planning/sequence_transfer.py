@@ -4,8 +4,6 @@ Operators of forward have the same names in both steps. Gradients may be compute
 operators of backward exist in one step only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from onnxgc.planning.schedule import StepGraph

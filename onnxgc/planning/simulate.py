@@ -1,7 +1,5 @@
 """The simulator: exact memory of a schedule, step by step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnxgc.planning.allocations import allocations

@@ -1,7 +1,5 @@
 """Calibration: times of a model's forward operators on this machine, and the file that stores them."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

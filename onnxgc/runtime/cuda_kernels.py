@@ -1,7 +1,5 @@
 """Nodes that ONNX Runtime runs on CUDA, according to its table of kernels."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import importlib.resources
@@ -36,18 +34,24 @@ def left_to_the_cpu(nodes: Iterable[Node], types: Mapping[str, TensorType], opse
     """
     found: dict[str, int] = {}
     for node in nodes:
-        if node.domain or not defs.has(node.op, opset, ""):
+        if node.domain:
             continue
         decisive = next((name for name in (*node.inputs[:1], *node.outputs[:1]) if name in types), None)
         floating = [name for name in (*node.inputs, *node.outputs) if name in types and types[name].is_floating]
         if decisive is None or not floating:
             continue
-        version = defs.get_schema(node.op, opset, "").since_version
-        dtype = dtype_name(types[floating[0] if node.op in _BY_LATER_INPUT else decisive].dtype)
-        dtype = _NAMES_IN_TABLE.get(dtype, dtype)
-        if not any(kernel.runs(version, dtype) for kernel in _kernels().get(node.op, ())):
+        if _lacks_kernel(node.op, types[floating[0] if node.op in _BY_LATER_INPUT else decisive].dtype, opset):
             found[node.op] = found.get(node.op, 0) + 1
     return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _lacks_kernel(op: str, kind: int, opset: int) -> bool:
+    if not defs.has(op, opset, ""):
+        return False
+    version, dtype = defs.get_schema(op, opset, "").since_version, dtype_name(kind)
+    dtype = _NAMES_IN_TABLE.get(dtype, dtype)
+    return not any(kernel.runs(version, dtype) for kernel in _kernels().get(op, ()))
 
 
 # The first input is a condition.

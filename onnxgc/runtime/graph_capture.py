@@ -1,7 +1,5 @@
 """Whether a model can run as a CUDA graph, which replays the kernels of its first run."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ Interleaving spreads disturbances of a busy machine evenly over the files.
 runs a step for each line on standard input (used by `_Stepper`).
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -72,7 +70,7 @@ class _Stepper:
     ) -> None:
         self._path, self._feeds, self._settings, self._in_place = path, feeds, settings, in_place
 
-    def __enter__(self) -> _Stepper:
+    def __enter__(self) -> "_Stepper":
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             write_request(folder, self._path, self._feeds, self._settings, in_place=dict(self._in_place))

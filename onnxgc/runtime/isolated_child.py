@@ -7,8 +7,6 @@ contains `request.json` and `feeds.npz` and receives `answer.json`. The process 
 input closes, that is, when the parent has ended.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

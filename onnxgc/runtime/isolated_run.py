@@ -1,7 +1,5 @@
 """Loads and runs a model once in a separate process, which may crash or hang."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

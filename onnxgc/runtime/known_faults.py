@@ -5,8 +5,6 @@ inference is wrong too; training files avoid them (`onnxgc.model.training_mode.r
 `onnxgc.emission.computed_constants`). A test reproduces each fault, and so notices a version that fixes one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property

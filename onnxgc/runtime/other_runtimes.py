@@ -1,7 +1,5 @@
 """Nodes that runtimes other than ONNX Runtime's CPU and CUDA providers cannot run, by a table of what was tried."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import importlib.resources

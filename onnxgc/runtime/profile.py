@@ -1,7 +1,5 @@
 """Profiles of sessions: executed order, kernel time and the allocator's figures."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -98,7 +96,7 @@ class _Node:
     highest: int
 
     @classmethod
-    def of(cls, event: dict[str, object]) -> _Node:
+    def of(cls, event: dict[str, object]) -> "_Node":
         arguments = event["args"]
         assert isinstance(arguments, dict)
         keys = ("bytes_requested_in_use", "requested_in_use_delta", "bytes_in_use", "in_use_delta", "in_use_peak")

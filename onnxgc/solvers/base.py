@@ -1,7 +1,5 @@
 """The interface of solvers: options, result, and guarantees."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace

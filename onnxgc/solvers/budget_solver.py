@@ -1,7 +1,5 @@
 """Least extra time under a memory budget: any operator may be recomputed any number of times."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Families of graphs that solvers accept."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex

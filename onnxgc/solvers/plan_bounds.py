@@ -1,7 +1,5 @@
 """Lower bounds that hold for every plan."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnxgc.graph.computation_graph import Vertex
@@ -89,7 +87,7 @@ def largest_working_set(step: StepGraph) -> WorkingSet:
     root: dict[str, str] = {}
     floor = WorkingSet(sum(step.sizes[name] for name in set(step.outputs) - step.resident), "")
     for operator in step.operators:
-        if operator.is_view and operator.outputs[0] not in step.outputs:
+        if operator.is_view and operator.outputs[0] not in step.output_set:
             source = operator.inputs[0]
             root[operator.outputs[0]] = root.get(source, source)
         size_bytes = _working_set(operator, step, root)
@@ -103,7 +101,7 @@ def _working_set(operator: Operator, step: StepGraph, root: dict[str, str]) -> i
     # Trailing outputs without readers may be omitted.
     written = {root.get(name, name) for name in operator.outputs[:1]} - read - step.resident
     shared = 0
-    if operator.in_place and operator.outputs and operator.outputs[0] not in step.outputs:
+    if operator.in_place and operator.outputs and operator.outputs[0] not in step.output_set:
         source = root.get(operator.inputs[0], operator.inputs[0])
         if source in read and step.sizes[source] == step.sizes[operator.outputs[0]]:
             shared = step.sizes[source]

@@ -3,8 +3,6 @@
 The capabilities of a solver (graphs, objectives, guarantees) are the fields of `Solver`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType

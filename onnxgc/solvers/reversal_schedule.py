@@ -5,8 +5,6 @@ cannot express a reversal schedule, which stores further states while it recompu
 can (`onnxgc.solvers.baselines.reversal_plan`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum

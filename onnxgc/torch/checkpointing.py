@@ -1,7 +1,5 @@
 """Plans of PyTorch modules: forward and backward recompute activations within a memory budget."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import warnings

@@ -1,7 +1,5 @@
 """The memory of compiled passes, by the allocations and frees in the code that Inductor generates for them."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections import Counter

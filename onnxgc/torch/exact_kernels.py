@@ -6,8 +6,6 @@ contiguous tensor: after a transposition the masks would differ. The LSTM of a C
 opaque workspace, which its backward reads.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

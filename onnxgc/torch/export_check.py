@@ -1,7 +1,5 @@
 """Comparison of an exported file with its module: outputs, running statistics and gradients."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import warnings

@@ -1,7 +1,5 @@
 """Export fixes: corrections of training information that PyTorch's exporter loses."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container, Mapping
 from itertools import chain, count

@@ -1,7 +1,5 @@
 """Functions of modules in forms that PyTorch's exporter keeps: randomness as Dropout, or switched off."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ PyTorch's exporter writes models for inference. The module is therefore captured
 fixes restore the information that the exporter loses.
 """
 
-from __future__ import annotations
-
 import inspect
 import io
 import logging

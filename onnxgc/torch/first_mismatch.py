@@ -1,7 +1,5 @@
 """The first operator at which an exported file and its module diverge."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A forward model as calls of functions on torch tensors; `fx_program` assembles them."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

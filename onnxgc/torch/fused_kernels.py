@@ -1,7 +1,5 @@
 """What compiled code materialises: Inductor computes pointwise operators inside the kernels that read them."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Iterator

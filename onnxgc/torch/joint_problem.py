@@ -5,8 +5,6 @@ each tensor's memory a storage. Views become neither. The forward/backward bound
 operator that reads the outputs of forward and writes their gradients, with which backward begins.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

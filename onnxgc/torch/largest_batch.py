@@ -1,7 +1,5 @@
 """The largest batch of a PyTorch module that trains in a given memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction

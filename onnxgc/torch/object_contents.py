@@ -4,8 +4,6 @@ Containers, instances, arrays, and functions with the variables that they use ha
 (tensors, locks, loggers, objects of PyTorch) are opaque.
 """
 
-from __future__ import annotations
-
 import contextvars
 import enum
 import functools

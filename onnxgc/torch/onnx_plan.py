@@ -1,7 +1,5 @@
 """A plan of an ONNX model applied in PyTorch: its tensors are kept, and its segments recomputed."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ into memory. Operators of equal kind, shapes and settings are measured once. An 
 values is measured as a copy of its inputs and outputs.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import time

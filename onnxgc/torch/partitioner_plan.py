@@ -1,7 +1,5 @@
 """The tensors that PyTorch's own partitioner saves under `activation_memory_budget`, by their ONNX names."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Plans of joint graphs: the search within a memory budget, and the figures of a sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ Calls with equal signatures share a list of traces, one for each state of Python
 split into forward and backward.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

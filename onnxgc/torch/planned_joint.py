@@ -1,7 +1,5 @@
 """A sequence as a joint graph that PyTorch itself splits: a node for each run, and the values saved for backward."""
 
-from __future__ import annotations
-
 import contextlib
 import operator
 from collections.abc import Sequence

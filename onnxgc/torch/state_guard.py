@@ -1,7 +1,5 @@
 """A trace's guard on Python state: the objects that forward reads, and values that determine its result."""
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Plans on disk: one JSON file a problem, named by a hash of the problem, the planner's options and the versions."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

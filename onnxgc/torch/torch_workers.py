@@ -3,8 +3,6 @@
 Each process has all parameters and a session; gradient sums are reduced over all processes.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Reasons why a module cannot be traced: the operator, its submodule, the cause and a remedy."""
 
-from __future__ import annotations
-
 import os
 import re
 import traceback

@@ -1,7 +1,5 @@
 """The Python state of a module while its forward is traced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

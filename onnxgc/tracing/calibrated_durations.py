@@ -1,7 +1,5 @@
 """Durations from measurements on one machine: measured operators, and rates for all others."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -82,7 +80,7 @@ class Calibration:
         return by_origin
 
     @cached_property
-    def _rates(self) -> Mapping[_Key, float]:
+    def _rates(self) -> "Mapping[_Key, float]":
         """Floating-point operations or bytes per nanosecond, over all measurements of each key."""
         amounts: dict[_Key, int] = {}
         spent_ns: dict[_Key, int] = {}

@@ -1,7 +1,5 @@
 """The kernels, bytes, operations and time of a training graph on a GPU, by operator."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 

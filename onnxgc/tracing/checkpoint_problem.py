@@ -1,7 +1,5 @@
 """The computation graph of a training step, as solvers use it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,9 +47,9 @@ class _MergedVertex:
     size_bytes: int
     flops: int
     is_drawn: bool = False
-    merged_into: _MergedVertex | None = None
+    merged_into: "_MergedVertex | None" = None
 
-    def find(self) -> _MergedVertex:
+    def find(self) -> "_MergedVertex":
         vertex = self
         while vertex.merged_into is not None:
             vertex = vertex.merged_into

@@ -1,7 +1,5 @@
 """Devices by their data sheets: estimated durations without a measurement."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass

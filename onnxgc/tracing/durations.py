@@ -1,7 +1,5 @@
 """Durations of a training step's operators, from a device or a calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -75,7 +73,7 @@ def _work(operator: Operator, step: TrainingStep) -> Work:
     def constant(name: str) -> Array | None:
         return step.constants.get(name) if name in step.constants else step.model.constant(name)
 
-    return work_of(node, step.types, step.graph.outputs, constant)
+    return work_of(node, step.types, step.graph.output_set, constant)
 
 
 def work_of(node: Node, types: Mapping[str, TensorType], outputs: Collection[str], constant: ValueOf) -> Work:

@@ -1,7 +1,5 @@
 """Types of the tensors that the backward pass adds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import onnx

@@ -4,8 +4,6 @@ Formulas are those of PyTorch's optimizers of the same names.
 Source: torch/optim (single tensors); for Lion, algorithm 2 of Chen et al., 2023.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Source: torch/optim; for Lion, Chen et al., Symbolic Discovery of Optimization Algorithms, 2023.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias

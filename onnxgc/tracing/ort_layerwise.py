@@ -13,8 +13,6 @@ Runtime's search also stops at small tensors of constant shape. Recomputation is
 plan here.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping
 

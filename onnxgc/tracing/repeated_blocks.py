@@ -1,7 +1,5 @@
 """Repeated blocks of a network, found by the paths in its names, as manual checkpointing uses them."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """From a differentiated model to the step graph that planning and the simulator use."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Placement of updates in the training step: each after the last read of the old value."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

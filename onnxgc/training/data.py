@@ -1,7 +1,5 @@
 """Batches from arrays, `.npz` files and iterables, in an order that a resumed run repeats."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 import zlib

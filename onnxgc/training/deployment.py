@@ -1,7 +1,5 @@
 """Trained weights written back into the file of a forward model."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any

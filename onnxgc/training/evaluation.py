@@ -1,7 +1,5 @@
 """A model's loss and accuracy in inference mode."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias

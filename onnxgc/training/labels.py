@@ -1,7 +1,5 @@
 """Labels among the inputs of a training file, and their number of classes, inferred from its graph."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """Learning-rate schedules: functions of the number of previous updates."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

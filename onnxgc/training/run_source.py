@@ -1,7 +1,5 @@
 """The source of a run: a training file and its forward model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,7 +44,7 @@ class Source:
         provider: str,
         seed: int,
         progress: Callable[[str], None],
-    ) -> Source:
+    ) -> "Source":
         """A training file with its forward model, or a forward model to be planned.
 
         `planning` are the options for a forward model: optimizer, batch, accumulate, workers and those of
@@ -81,7 +79,7 @@ class Source:
         )
 
     @classmethod
-    def from_file(cls, training: Model, model: Model | None) -> Source:
+    def from_file(cls, training: Model, model: Model | None) -> "Source":
         """A training file with an optimizer.
 
         Raises:
@@ -107,7 +105,7 @@ class Source:
         seed: int,
         progress: Callable[[str], None],
         options: Mapping[str, Any],
-    ) -> Source:
+    ) -> "Source":
         """Plans a forward model for batches of `batch` samples; `options` are those of `optimize`."""
         settings = dict(options)
         shapes = dict(settings.pop("input_shapes", None) or {})

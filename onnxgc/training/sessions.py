@@ -1,7 +1,5 @@
 """Sessions that share arrays: training steps, updates and evaluation, for any number of samples."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -114,7 +112,7 @@ class Engine:
         made[samples] = made.pop(samples) if samples in made else make(samples)
         return made[samples]
 
-    def _step_of(self, file: TrainingFile) -> _Step:
+    def _step_of(self, file: TrainingFile) -> "_Step":
         copied = _copied_statistics(file)
         replaced = {
             new: old

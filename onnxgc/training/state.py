@@ -1,7 +1,5 @@
 """The state of a run in one safetensors file, and checks that a run can resume from it."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -40,13 +38,13 @@ class Position:
     batch: int = 0
     history: tuple[Mapping[str, Any], ...] = ()
 
-    def after(self, batches: int, samples: int, loss: float) -> Position:
+    def after(self, batches: int, samples: int, loss: float) -> "Position":
         """The position after an update."""
         return replace(
             self, batches=self.batches + batches, samples=self.samples + samples, losses=self.losses + loss * samples
         )
 
-    def at_epoch(self, epoch: int, history: tuple[Mapping[str, Any], ...]) -> Position:
+    def at_epoch(self, epoch: int, history: tuple[Mapping[str, Any], ...]) -> "Position":
         return replace(self, epoch=epoch, batches=0, samples=0, losses=0.0, history=history)
 
 

@@ -1,7 +1,5 @@
 """A lock that allows one run at a time on a state file."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Single updates and evaluations of a model on ONNX Runtime."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

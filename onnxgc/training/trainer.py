@@ -1,7 +1,5 @@
 """Training a model on ONNX Runtime within the simulated peak of its plan."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

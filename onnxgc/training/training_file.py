@@ -1,7 +1,5 @@
 """Training files without the values of their parameters, so that a session stores these only once."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +62,7 @@ class TrainingFile:
     classes: int | None = None
     class_axis: int = 1
     labels: Mapping[str, Labels] = field(default_factory=dict)
-    with_barriers: Callable[[], TrainingFile] | None = None
+    with_barriers: "Callable[[], TrainingFile] | None" = None
 
     @property
     def has_barriers(self) -> bool:
@@ -88,7 +86,7 @@ class TrainingFile:
         return self.types[name].shape[:1] == (self.batch,)
 
     @classmethod
-    def read(cls, source: str | os.PathLike[str] | onnx.ModelProto, *, with_values: bool = True) -> TrainingFile:
+    def read(cls, source: str | os.PathLike[str] | onnx.ModelProto, *, with_values: bool = True) -> "TrainingFile":
         """Reads a training file; a model in memory is modified.
 
         Without values `initial` is empty.

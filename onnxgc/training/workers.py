@@ -1,7 +1,5 @@
 """Processes that train one model together."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

@@ -5,8 +5,6 @@ the smallest chunk that is large enough, whole unless the rest is worth another 
 than was requested; the excess depends on the order of requests alone.
 """
 
-from __future__ import annotations
-
 import bisect
 from dataclasses import dataclass, field
 
@@ -75,8 +73,8 @@ class Chunk:
     address: int
     size_bytes: int
     is_free: bool = True
-    before: Chunk | None = field(default=None, repr=False)
-    after: Chunk | None = field(default=None, repr=False)
+    before: "Chunk | None" = field(default=None, repr=False)
+    after: "Chunk | None" = field(default=None, repr=False)
 
 
 class Arena:

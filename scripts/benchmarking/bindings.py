@@ -3,8 +3,6 @@
 Needs node, and the packages of docs/examples (`npm ci --ignore-scripts` there).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

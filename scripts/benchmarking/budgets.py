@@ -1,7 +1,5 @@
 """Plans under budgets: operator graphs of files, and networks of models/ with measured peaks."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Times are expectations of the cost model in `onnxgc.tracing.card_costs`. The mod
 steps that `scripts/gpu_check.py` recorded on an H200.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping

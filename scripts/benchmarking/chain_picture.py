@@ -1,9 +1,8 @@
 """Live tensors of a small chain during a training step, baseline and planned, as a plain SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from onnxgc.graph.computation_graph import ComputationGraph
 from onnxgc.planning.plan import CheckpointPlan
@@ -110,15 +109,17 @@ def _drawn(panel: Panel, left: int) -> Iterator[str]:
     yield (
         f'<rect x="{left}" y="{_TOP}" width="{right - left}" height="{bottom - _TOP}" fill="none" stroke="{_GRID}"/>'
     )
-    side = _CELL - 2
     for colour, is_recomputed in ((_COMPUTED, False), (_RECOMPUTED, True)):
-        squares = "".join(
-            f"M{left + cell.step * _CELL + 1} {_TOP + cell.tensor * _CELL + 1}h{side}v{side}h-{side}z"
-            for cell in panel.cells
-            if cell.is_recomputed is is_recomputed
+        live = {(cell.tensor, cell.step) for cell in panel.cells if cell.is_recomputed is is_recomputed}
+        # One dashed line for the steps at which a tensor is live without a break; each dash is a square.
+        runs = "".join(
+            f"M{left + step * _CELL + 1} {_TOP + tensor * _CELL + _CELL / 2:g}h{(end - step) * _CELL - 2}"
+            for tensor, step in sorted(live)
+            if (tensor, step - 1) not in live
+            for end in [next(number for number in count(step) if (tensor, number) not in live)]
         )
-        if squares:
-            yield f'<path fill="{colour}" d="{squares}"/>'
+        if runs:
+            yield f'<path stroke="{colour}" stroke-width="{_CELL - 2}" stroke-dasharray="{_CELL - 2} 2" d="{runs}"/>'
     yield (
         f'<line x1="{boundary}" y1="{_TOP - 16}" x2="{boundary}" y2="{bottom}" stroke="{INK}" stroke-dasharray="4 4"/>'
     )

@@ -1,7 +1,5 @@
 """Options of a benchmark: the fields of its dataclass `Options`, on the command line."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os

@@ -7,8 +7,6 @@ peak. The record is written after each model; `--only` replaces the rows of thos
     python -m scripts.benchmarking.compiled NAME REQUEST RESULT    one model in this process
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import statistics

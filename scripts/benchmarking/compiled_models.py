@@ -1,7 +1,5 @@
 """Networks for `torch.compile`, a fraction of their width in publications; each returns its loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Records of `scripts/gpu_check.py`, one for each card."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

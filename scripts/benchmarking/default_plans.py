@@ -1,7 +1,5 @@
 """Plans of `optimize` without options beside those of the solver `peak`, the default before, in seconds."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The generated parts of README.md and docs/: from recorded figures, and from the code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +22,7 @@ from scripts.benchmarking import (
     peaks,
     reference,
     resnet50,
+    scale,
     step,
     summary,
     table1,
@@ -65,6 +64,7 @@ KINDS: Mapping[str, Benchmark] = {
     "table1": table1,
     "default": default_plans,
     "growth": growth,
+    "scale": scale,
     "exactness": exactness,
     "memory": memory_picture,
 }

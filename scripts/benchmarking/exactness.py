@@ -1,7 +1,5 @@
 """Solvers compared with exhaustive searches, on many small random graphs from fixed seeds."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping

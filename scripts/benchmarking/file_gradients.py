@@ -7,8 +7,6 @@ ONNX's reference evaluator.
     python -m scripts.benchmarking.file_gradients FILE REQUEST RESULT    one file in this process
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import zlib

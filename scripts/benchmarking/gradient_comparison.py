@@ -1,7 +1,5 @@
 """Comparison of gradients with exact ones: options, distances, failures and tables, of modules and of files."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -119,7 +117,15 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def comparison_table(first: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    return markdown_table((first, *_HEADINGS), [[label_of(row), *cells(row)] for row in rows])
+    """A row for each file or model; exports of a model with equal figures share one."""
+    exports: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        subject, _, export = label_of(row).partition(", ")
+        exports.setdefault((subject, *cells(row)), []).append(export)
+    labels = [", ".join(filter(None, (subject, " and ".join(equal)))) for (subject, *_), equal in exports.items()]
+    return markdown_table(
+        (first, *_HEADINGS), [[label, *figures] for label, (_, *figures) in zip(labels, exports, strict=True)]
+    )
 
 
 def failed_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:

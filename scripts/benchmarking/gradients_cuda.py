@@ -3,8 +3,6 @@
 python -m scripts.benchmarking.gradients_cuda NAME REQUEST RESULT    one model in this process
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

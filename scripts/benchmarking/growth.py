@@ -1,7 +1,5 @@
 """Growth of solve times with the graph: networks, chains, random graphs and transformer-like graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random

@@ -1,7 +1,5 @@
 """Solve times over the number of vertices, as a plain SVG with logarithmic axes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -38,7 +36,8 @@ def draw(graphs: Sequence[Mapping[str, Any]]) -> str:
     for (solver, family), points in lines.items():
         places = [place(*point) for point in points]
         if family == "network":
-            drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{_COLOURS[solver]}"/>' for x, y in places]
+            dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places)
+            drawn.append(f'<path stroke="{_COLOURS[solver]}" stroke-width="4" stroke-linecap="round" d="{dots}"/>')
         elif places:
             drawn.append(
                 f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}" fill="none" '

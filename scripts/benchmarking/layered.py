@@ -4,8 +4,6 @@ Operators of a layer read from the preceding layer, and some through a skip conn
 Sizes and durations are independent.
 """
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Manual checkpointing of PyTorch modules."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Container
 from typing import Any

@@ -1,7 +1,5 @@
 """The memory of a training step over time, as a plain SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +13,7 @@ from scripts.benchmarking.svg import GRID, INK, svg_document
 from scripts.benchmarking.tables import MEGABYTE, megabytes
 
 PICTURE = ROOT / "docs" / "memory.svg"
-_POINTS = 240
+_POINTS = 120
 _WIDTH, _HEIGHT = 760, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 46, 52
 _COLOURS = {"regular": "#d9822b", "planned": "#2f81f7"}

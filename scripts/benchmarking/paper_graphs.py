@@ -4,8 +4,6 @@ These graphs end at the logits and have fewer vertices than onnxgc's traces of t
 that overwrites its input shares its vertex.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

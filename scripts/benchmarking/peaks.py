@@ -1,7 +1,5 @@
 """Simulated and measured peaks of light models and of models/."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Benchmarks of one model in a separate process, which returns its memory to the system."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Recorded figures: one JSON file a benchmark, with the machine and versions that they belong to."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """The lists of docs/reference.md: commands, solvers and operators, from the code."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import typer.main
@@ -19,10 +17,15 @@ _EXPANDED_WHILE_READING = ("GRU", "If", "LSTM", "Loop", "RNN", "Scan")
 
 
 def commands() -> str:
-    """Every command with its arguments and options, as in `--help`."""
+    """Every command with its arguments and purpose, as in `--help`."""
     # `Any`: typer renames classes of click.
     group: Any = typer.main.get_command(app)
-    return "\n\n".join(_command(name, command) for name, command in group.commands.items())
+    rows = []
+    for name, command in group.commands.items():
+        arguments = [one for one in command.params if one.param_type_name == "argument"]
+        call = " ".join([name, *(_placeholder(argument) for argument in arguments)])
+        rows.append([f"`onnxgc {call}`", command.help.splitlines()[0]])
+    return markdown_table(["command", "purpose"], rows, figures=False)
 
 
 def solvers() -> str:
@@ -57,28 +60,9 @@ def operators() -> str:
     )
 
 
-def _command(name: str, command: Any) -> str:
-    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
-    options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
-    call = " ".join([name, *(_placeholder(argument) for argument in arguments)])
-    rows = [[f"`{parameter.name.upper()}`", parameter.help] for parameter in arguments]
-    for option in options:
-        names = ", ".join(f"`{spelling}`" for spelling in (*option.opts, *option.secondary_opts))
-        default = f" [default: {getattr(option.default, 'value', option.default)}]" if _shows_default(option) else ""
-        rows.append([names, f"{option.help}{default}"])
-    table = markdown_table(
-        ["argument or option", "meaning"], [[first, text.replace("|", "\\|")] for first, text in rows], figures=False
-    )
-    return f"### `onnxgc {call}`\n\n{command.help}\n\n{table}"
-
-
 def _placeholder(argument: Any) -> str:
     name = f"{argument.name.upper()}{'...' if argument.nargs == -1 else ''}"
     return name if argument.required else f"[{name}]"
-
-
-def _shows_default(option: Any) -> bool:
-    return bool(option.show_default) and option.default not in (None, False, ())
 
 
 def _accepted_graphs(solver: Solver) -> str:

@@ -1,7 +1,5 @@
 """Equality, accuracy, memory and time of one network: ResNet-50 at batch 16."""
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

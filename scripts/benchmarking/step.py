@@ -6,8 +6,6 @@ and of torch are interleaved; ratios are of the best times.
     python -m scripts.benchmarking.step NAME REQUEST RESULT    one model in this process
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

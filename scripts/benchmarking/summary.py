@@ -1,7 +1,5 @@
 """The results in README.md: one table of peaks, and one line for each of the other benchmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The frame and colours of all pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 # Mid-tones that are readable on white and on black.

@@ -3,8 +3,6 @@
 No network runs: sums are counted on the graph, peaks are simulated.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tables and figures in documents."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from scripts.benchmarking.records import Record

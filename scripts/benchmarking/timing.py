@@ -1,7 +1,5 @@
 """Interleaved timing: a slow moment of the machine affects all contenders equally."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Mapping

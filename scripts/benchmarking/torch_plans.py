@@ -7,8 +7,6 @@ plans twice: within the peak of manual checkpointing, and within the peak of PyT
     python -m scripts.benchmarking.torch_plans NAME REQUEST RESULT    one model in this process
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import logging

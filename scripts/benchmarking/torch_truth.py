@@ -1,7 +1,5 @@
 """Gradients of a module by torch autograd: exact ones in float64, and several in float32."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
@@ -30,7 +28,7 @@ class Truth:
     singles: tuple[Mapping[str, Array], ...]
 
     @classmethod
-    def of(cls, model: TorchModel, small: bool, seed: int = 1) -> Truth:
+    def of(cls, model: TorchModel, small: bool, seed: int = 1) -> "Truth":
         batch = model.batch(small, seed)
         module = model.module(small)
         with torch.no_grad():

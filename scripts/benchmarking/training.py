@@ -1,7 +1,5 @@
 """Training on ONNX Runtime: memory under a budget, measured and predicted time, and learning curves."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One network in files of several frameworks: matches, wrong matches, and transferred plans."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ jax or paddle. The first export from one of these three creates an environment f
 each origin exports the same networks with the same weights, for comparisons.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

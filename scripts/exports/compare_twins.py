@@ -5,8 +5,6 @@ statistics and, where no normalisation is folded, in training. Dropout is off du
 `python scripts/benchmark.py twins FOLDER` records the results, and transferred plans.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass

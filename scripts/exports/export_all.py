@@ -1,7 +1,5 @@
 """Runs exporters that may fail; the models and their exporters are in other modules."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@
 Runs in the environment of `jax_models.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module

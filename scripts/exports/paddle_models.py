@@ -5,8 +5,6 @@
 Runs in a separate environment with paddlepaddle and paddle2onnx.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module

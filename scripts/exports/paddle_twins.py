@@ -5,8 +5,6 @@
 Runs in the environment of `paddle_models.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path

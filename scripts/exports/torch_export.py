@@ -1,7 +1,5 @@
 """Exports of modules by both exporters of PyTorch, with data for a comparison of training steps."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import logging

@@ -5,8 +5,6 @@ step is deterministic. Each model has a full size and a small one with the same 
 fewer layers or shorter sequences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum

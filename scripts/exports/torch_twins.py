@@ -3,8 +3,6 @@
 python -m scripts.exports.torch_twins FOLDER
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

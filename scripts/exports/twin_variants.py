@@ -1,7 +1,5 @@
 """Variants of exports with known matches: other names, another order of nodes, and a doubled block."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ A weight's name determines its elements. All exports of a network compute the sa
 of two files have equal contents. Names and layouts are those of PyTorch.
 """
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import dataclass
 from typing import Any

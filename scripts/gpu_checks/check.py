@@ -1,7 +1,5 @@
 """One group of the GPU check: its clock, its record and its worker processes."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os
@@ -51,7 +49,7 @@ class Step:
     """
 
     name: str
-    jobs: Callable[[Check], Jobs]
+    jobs: "Callable[[Check], Jobs]"
     share: float
 
 

@@ -1,7 +1,5 @@
 """The command line of the GPU check."""
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Sessions on the device, and its free memory, in a worker process."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from pathlib import Path

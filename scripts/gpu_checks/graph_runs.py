@@ -1,7 +1,5 @@
 """Runs of training files, each in a separate process with inputs and outputs on the device."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The groups of the GPU check, each one command, and the rows of their steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Forward models with weights in float32 that compute in a half precision, as in mixed precision."""
 
-from __future__ import annotations
-
 import onnx
 from onnx import TensorProto, helper
 

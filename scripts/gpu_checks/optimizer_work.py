@@ -1,7 +1,5 @@
 """Training with the optimizer in the file, in place, against the same updates in PyTorch."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plans of networks and their training files, which need no card."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import math

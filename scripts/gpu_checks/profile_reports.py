@@ -1,7 +1,5 @@
 """Reports on ONNX Runtime profiles: order, barriers, fallbacks to the CPU and arenas."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

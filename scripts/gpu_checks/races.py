@@ -4,8 +4,6 @@ The product's forms and one candidate are taken from emitted training files. A f
 between several copies of it and one, which hides the start of a run.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

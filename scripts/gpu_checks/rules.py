@@ -1,7 +1,5 @@
 """Every gradient case on a provider, in float32 and in both half precisions, against torch float64."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Work on the runtime itself: a MatMul on the card, and exchange of memory with torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Networks, shapes and options of the GPU check."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

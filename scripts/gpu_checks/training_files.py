@@ -3,8 +3,6 @@
 A file has no weights: parameters and statistics are inputs, whose values are drawn on the device's machine.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -100,7 +98,7 @@ class TrainingFiles:
     sizes: Mapping[str, int]
 
     @classmethod
-    def load(cls, folder: Path, name: str) -> TrainingFiles:
+    def load(cls, folder: Path, name: str) -> "TrainingFiles":
         """The files of a recipe.
 
         Raises:

@@ -1,7 +1,5 @@
 """Calls of the worker processes that use the card, and their arrays in files."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

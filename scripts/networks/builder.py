@@ -1,7 +1,5 @@
 """Builder of the light graphs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -3,8 +3,6 @@
 A network is a chain of cells. Each cell reads the results of the two preceding cells.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Chains of layers: AlexNet and VGG."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from scripts.networks.builder import CLASSES, Builder

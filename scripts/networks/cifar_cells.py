@@ -1,7 +1,5 @@
 """Networks of searched cells for images of 32 pixels."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from scripts.networks.builder import Builder

@@ -1,7 +1,5 @@
 """Inception v3: blocks of parallel branches."""
 
-from __future__ import annotations
-
 from scripts.networks.builder import CLASSES, Builder, Pair, as_pair
 
 _EPSILON = 1e-3

@@ -3,8 +3,6 @@
 Parameters have timm's names. Windows with stride 2 have TensorFlow's padding SAME for any input size.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Networks of residual blocks: ResNet and MobileNet V2."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from scripts.networks.builder import CLASSES, Builder, Pair

@@ -18,7 +18,7 @@ from onnxgc.runtime import interleaved_timing
 from onnxgc.runtime.measure import Measurement
 from onnxgc.runtime.profile import RunProfile
 from tests.api.chains import chain
-from tests.model.model_helpers import text_model, with_weights
+from tests.model.model_helpers import model_of
 from tests.training.samples import unstored
 
 # Wide, so that parameter gradients are a large part of the peak.
@@ -32,7 +32,7 @@ def found() -> Iterator[Benchmark]:
         yield bench(MODEL, provider="cpu", threads=1, runs=2, warm_up=1, check=False)
 
 
-def test_measured_peaks_are_the_simulated_ones(found: Benchmark) -> None:
+def test_measured_peaks_are_the_simulated_ones(found: Benchmark):
     for side in (found.regular, found.planned):
         assert side.requested_peak_bytes == pytest.approx(side.simulated_peak_bytes, rel=0.01)
         assert side.activation_peak_bytes == pytest.approx(side.simulated_activation_peak_bytes, rel=0.01)
@@ -45,7 +45,7 @@ def test_measured_peaks_are_the_simulated_ones(found: Benchmark) -> None:
     assert found.planned.simulated_activation_peak_bytes < 0.95 * found.planned.simulated_peak_bytes
 
 
-def test_peaks_of_a_step_with_an_optimizer_include_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peaks_of_a_step_with_an_optimizer_include_its_state(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(interleaved_timing, "_PAUSE_SECONDS", 0.0)
     found = bench(MODEL, optimizer="adamw", provider="cpu", threads=1, runs=1, warm_up=0, check=False)
     state_bytes = found.state_bytes
@@ -91,7 +91,7 @@ def benchmarked(model: onnx.ModelProto = MODEL, **options: Any) -> Benchmark:
     return bench(model, provider="cpu", check=False, **options)
 
 
-def test_the_baseline_may_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_baseline_may_not_fit(monkeypatch: pytest.MonkeyPatch):
     """The planned file runs first; then the baseline fails for lack of memory."""
     runtime = Runtime(monkeypatch, fails_at=1)
     found = benchmarked()
@@ -106,13 +106,13 @@ def test_the_baseline_may_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["regular"]["samples_per_second"] is None
 
 
-def test_a_planned_file_that_does_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planned_file_that_does_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch):
     Runtime(monkeypatch, fails_at=0)
     with pytest.raises(RuntimeFailedError, match=r"^the planned graph does not run on ONNX Runtime: no mem"):
         benchmarked()
 
 
-def test_files_too_large_together_are_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_too_large_together_are_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
     runtime = Runtime(monkeypatch)
     runtime.most_at_once = 1
     found = benchmarked()
@@ -121,14 +121,14 @@ def test_files_too_large_together_are_timed_one_after_the_other(monkeypatch: pyt
     assert any("one was timed after the other" in note for note in found.notes)
 
 
-def test_an_unknown_arena_gives_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_arena_gives_no_peak(monkeypatch: pytest.MonkeyPatch):
     Runtime(monkeypatch, peak=0)
     found = benchmarked()
     assert (found.planned.requested_peak_bytes, found.planned.activation_peak_bytes) == (None, None)
     assert found.planned.simulated_peak_bytes > 0
 
 
-def test_weights_that_the_file_does_not_store_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_the_file_does_not_store_are_drawn(monkeypatch: pytest.MonkeyPatch):
     runtime = Runtime(monkeypatch)
     benchmarked(unstored())
     drawn = []
@@ -139,9 +139,9 @@ def test_weights_that_the_file_does_not_store_are_drawn(monkeypatch: pytest.Monk
     np.testing.assert_array_equal(drawn[0], drawn[1])
 
 
-def test_both_files_are_in_the_order_of_a_given_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_files_are_in_the_order_of_a_given_plan(monkeypatch: pytest.MonkeyPatch):
     body = "{ a = MatMul(x, v) b = Tanh(a) c = MatMul(x, w) d = Tanh(c) y = Add(b, d) }"
-    model = with_weights(text_model(f"(float[64,16] x) => (float[64,16] y) {body}"), v=np.eye(16), w=np.eye(16))
+    model = model_of(f"(float[64,16] x) => (float[64,16] y) {body}", v=np.eye(16), w=np.eye(16))
     found = optimize(model, check=False, loss="mse", solver="peak")
     assert found.plan.order[:3] == ("x", "b", "d")
     plan = replace(found.plan, order=("x", "d", "b", *found.plan.order[3:]))
@@ -153,7 +153,7 @@ def test_both_files_are_in_the_order_of_a_given_plan(monkeypatch: pytest.MonkeyP
     assert benchmark.solver == "plan"
 
 
-def test_a_budget_has_its_bytes_and_durations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_has_its_bytes_and_durations(monkeypatch: pytest.MonkeyPatch):
     Runtime(monkeypatch)
     found = benchmarked(chain(batch=256), budget="60%", step_limit=2, device="h100")
     assert found.budget_bytes is not None
@@ -162,7 +162,7 @@ def test_a_budget_has_its_bytes_and_durations(monkeypatch: pytest.MonkeyPatch) -
     assert found.timing == "data sheet of NVIDIA H100 SXM"
 
 
-def test_invalid_options_are_rejected_before_any_file_is_read() -> None:
+def test_invalid_options_are_rejected_before_any_file_is_read():
     with pytest.raises(RuntimeUnavailableError, match=r"unknown provider 'tpu' \(known: cpu, cuda\)"):
         bench("none.onnx", provider="tpu")
     with pytest.raises(RuntimeFailedError, match="give at least one run"):

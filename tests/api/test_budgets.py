@@ -30,7 +30,7 @@ def peak(result: OptimizeResult) -> int:
 @pytest.mark.parametrize(
     "budget, order", [("100%", "free"), ("50%", "fixed"), ("30%", "free"), (0.9, "fixed"), (600_000, "free")]
 )
-def test_a_plan_is_within_its_budget_and_above_its_lower_bound(budget: str | float, order: str) -> None:
+def test_a_plan_is_within_its_budget_and_above_its_lower_bound(budget: str | float, order: str):
     report = planned(budget, order=order).report
     found = report["budget"]
     regular = report["regular"]["simulated_peak_bytes"]
@@ -46,14 +46,14 @@ def test_a_plan_is_within_its_budget_and_above_its_lower_bound(budget: str | flo
         assert (found["extra_time_ratio"], report["status"]) == (0.0, "optimal")
 
 
-def test_a_result_with_a_step_limit_is_deterministic() -> None:
+def test_a_result_with_a_step_limit_is_deterministic():
     one, two = (planned("32%", step_limit=3) for _ in range(2))
     assert one.plan.sequence == two.plan.sequence
     assert one.report["status"] == "feasible"
     assert max(Counter(one.plan.sequence).values()) > 1
 
 
-def test_the_lowest_peak_is_at_most_the_default_plans() -> None:
+def test_the_lowest_peak_is_at_most_the_default_plans():
     least, by_default = planned("min"), optimize(chain(), check=False)
     assert peak(least) <= peak(by_default) < planned("100%").report["regular"]["simulated_peak_bytes"]
     assert peak(least) >= least.report["lower_bound_bytes"]
@@ -62,7 +62,7 @@ def test_the_lowest_peak_is_at_most_the_default_plans() -> None:
         planned(least.report["lower_bound_bytes"] - 1)
 
 
-def test_the_lowest_peak_within_an_extra_time() -> None:
+def test_the_lowest_peak_within_an_extra_time():
     report = planned(extra_time="10%", pareto=True, step_limit=0).report
     found = report["budget"]
     assert found["most_extra_time_ratio"] == pytest.approx(0.1)
@@ -71,7 +71,7 @@ def test_the_lowest_peak_within_an_extra_time() -> None:
     assert report["planned"]["simulated_peak_bytes"] <= min(p["simulated_peak_bytes"] for p in cheaper)
 
 
-def test_the_trade_off_is_monotone_and_bounds_the_plan_of_a_budget() -> None:
+def test_the_trade_off_is_monotone_and_bounds_the_plan_of_a_budget():
     result = planned("45%", pareto=True, step_limit=1)
     points = result.report["frontier"]
     assert len({point["budget_bytes"] for point in points}) >= 10
@@ -94,7 +94,7 @@ def test_the_trade_off_is_monotone_and_bounds_the_plan_of_a_budget() -> None:
     assert peak(alone) == alone.report["frontier"][-1]["simulated_peak_bytes"]
 
 
-def test_a_file_with_operators_that_run_three_times_is_verified(tmp_path: Path) -> None:
+def test_a_file_with_operators_that_run_three_times_is_verified(tmp_path: Path):
     model, training = chain(), tmp_path / "training.onnx"
     optimize(model, training, budget="30%", step_limit=2, check=False)
     nodes = onnx.load(training).graph.node
@@ -104,7 +104,7 @@ def test_a_file_with_operators_that_run_three_times_is_verified(tmp_path: Path) 
     assert {check.name for check in found.checks} >= {"loss", "gradients", "order", "peak", "default session"}
 
 
-def test_a_damaged_sequence_in_a_file_is_rejected(tmp_path: Path) -> None:
+def test_a_damaged_sequence_in_a_file_is_rejected(tmp_path: Path):
     model, training = chain(2), tmp_path / "training.onnx"
     optimize(model, training, budget="100%", check=False)
     written = onnx.load(training)
@@ -116,7 +116,7 @@ def test_a_damaged_sequence_in_a_file_is_rejected(tmp_path: Path) -> None:
         verify(model, training)
 
 
-def test_an_error_for_too_little_memory_names_the_operator() -> None:
+def test_an_error_for_too_little_memory_names_the_operator():
     with pytest.raises(BudgetError) as caught:
         planned("10%")
     message = str(caught.value)
@@ -130,20 +130,20 @@ def test_an_error_for_too_little_memory_names_the_operator() -> None:
         planned(393_216)
 
 
-def test_the_outputs_of_the_step_must_fit() -> None:
+def test_the_outputs_of_the_step_must_fit():
     """Parameter gradients are live to the end; each operator alone needs less than half of their bytes."""
     with pytest.raises(BudgetError, match=r"the step's outputs .* take 46,7\d\d,\d\d\d"):
         optimize(RESNET18, input_shapes=SMALL, budget="46MB", check=False)
 
 
-def test_durations_are_those_of_the_device(tmp_path: Path) -> None:
+def test_durations_are_those_of_the_device(tmp_path: Path):
     default, a100, cpu = (planned("60%", device=name).report["budget"] for name in (None, "A100", "cpu"))
     assert a100["timing"] == "data sheet of NVIDIA A100 SXM 80GB"
     assert default["timing"] == cpu["timing"] == "data sheet of one core of a CPU"
     assert default["regular_seconds"] == cpu["regular_seconds"] > a100["regular_seconds"]
 
 
-def test_durations_are_measured_once_and_saved(tmp_path: Path) -> None:
+def test_durations_are_measured_once_and_saved(tmp_path: Path):
     path = tmp_path / "times.json"
     first = planned("60%", calibrate=path).report["budget"]
     assert first["timing"] == f"measured, kept in '{path}'"
@@ -170,12 +170,12 @@ def test_durations_are_measured_once_and_saved(tmp_path: Path) -> None:
         ({"budget": None, "solver": "budget"}, PlanError, "needs --budget"),
     ],
 )
-def test_contradicting_options_are_rejected(options: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_contradicting_options_are_rejected(options: dict[str, Any], error: type[Exception], words: str):
     with pytest.raises(error, match=words):
         planned(**{"budget": "60%", **options})
 
 
-def test_unusable_calibration_files_are_rejected_and_not_changed(tmp_path: Path) -> None:
+def test_unusable_calibration_files_are_rejected_and_not_changed(tmp_path: Path):
     path = tmp_path / "times.json"
     path.write_bytes(b"\xff\x00")
     with pytest.raises(DurationError, match=r"times\.json"):
@@ -206,7 +206,7 @@ class Interrupting:
         pytest.param({"budget": "28%", "pareto": True}, marks=pytest.mark.slow),
     ],
 )
-def test_an_interruption_returns_the_best_plan_found(request_options: dict[str, Any]) -> None:
+def test_an_interruption_returns_the_best_plan_found(request_options: dict[str, Any]):
     """The search ends at once."""
     press = Interrupting("% extra time")
     report = planned(**request_options, step_limit=None, time_limit=20.0, progress=press).report
@@ -218,12 +218,12 @@ def test_an_interruption_returns_the_best_plan_found(request_options: dict[str, 
         assert report["planned"]["simulated_peak_bytes"] <= report["budget"]["bytes"]
 
 
-def test_an_interruption_before_the_first_plan_is_raised() -> None:
+def test_an_interruption_before_the_first_plan_is_raised():
     with pytest.raises(KeyboardInterrupt):
         planned("30%", progress=Interrupting("no plan yet"))
 
 
-def test_a_search_has_a_default_time_limit() -> None:
+def test_a_search_has_a_default_time_limit():
     assert with_default_limit(SolverOptions()).time_limit_seconds == DEFAULT_TIME_LIMIT_SECONDS
     for limited in (SolverOptions(max_rounds=3), SolverOptions(time_limit_seconds=0.0)):
         assert with_default_limit(limited) == limited

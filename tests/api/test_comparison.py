@@ -29,7 +29,7 @@ def compared() -> Any:
     return compare(chain(5), time_limit=5.0, budget=0.7).report
 
 
-def test_figures_are_those_of_optimize(compared: Any) -> None:
+def test_figures_are_those_of_optimize(compared: Any):
     found = rows(compared)
     found.pop("torch-budget", None)
     assert set(found) == {*(name for name in SOLVERS if name != "manual")} - {"bptt", "revolve"}
@@ -50,7 +50,7 @@ def test_figures_are_those_of_optimize(compared: Any) -> None:
         assert report["regular"] == {key: value for key, value in compared["regular"].items() if key != "seconds"}
 
 
-def test_rows_are_sorted_and_no_peak_is_below_the_lower_bound(compared: Any) -> None:
+def test_rows_are_sorted_and_no_peak_is_below_the_lower_bound(compared: Any):
     peaks = [row["simulated_peak_bytes"] for row in compared["rows"]]
     assert peaks == sorted(peaks)
     assert [row["best"] for row in compared["rows"]] == [True] + [False] * (len(peaks) - 1)
@@ -61,7 +61,7 @@ def test_rows_are_sorted_and_no_peak_is_below_the_lower_bound(compared: Any) -> 
     assert (stored["extra_time_ratio"], stored["share_of_regular"]) == (0.0, 1.0)
 
 
-def test_a_missing_row_has_a_reason(compared: Any) -> None:
+def test_a_missing_row_has_a_reason(compared: Any):
     reasons = {item["name"]: item["reason"] for item in compared["left_out"]}
     assert set(reasons) == {"revolve", "bptt", "per-block", "layer-wise"}
     assert "chains of equal states only" in reasons["revolve"]
@@ -69,7 +69,7 @@ def test_a_missing_row_has_a_reason(compared: Any) -> None:
     assert "no plan fits 1,000 bytes" in {item["name"]: item["reason"] for item in report["left_out"]}["budget"]
 
 
-def test_a_model_is_read_and_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_read_and_traced_once(monkeypatch: pytest.MonkeyPatch):
     calls: list[str] = []
 
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,7 +85,7 @@ def test_a_model_is_read_and_traced_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert calls == ["read_with_options", "trace_problem"]
 
 
-def test_blocks_and_transformer_layers_have_rows() -> None:
+def test_blocks_and_transformer_layers_have_rows():
     report = compare(encoder(4), solvers=("per-block", "layer-wise")).report
     found = rows(report)
     blocks = compare(MODELS / "resnet18.onnx", input_shapes=SMALL, solvers=["per-block"]).report
@@ -98,7 +98,7 @@ def test_blocks_and_transformer_layers_have_rows() -> None:
         assert found[name]["solve_seconds"] is None
 
 
-def test_plans_from_files_are_simulated_like_any_other(tmp_path: Path) -> None:
+def test_plans_from_files_are_simulated_like_any_other(tmp_path: Path):
     found = optimize(chain(6), tmp_path / "training.onnx", solver="chen-sqrt", check=False)
     for folder in ("one", "other"):
         (tmp_path / folder).mkdir()
@@ -112,7 +112,7 @@ def test_plans_from_files_are_simulated_like_any_other(tmp_path: Path) -> None:
     assert done.plans["a.json"] == found.plan
 
 
-def test_the_difference_between_two_plans() -> None:
+def test_the_difference_between_two_plans():
     plans = {"before": ["h1", "h4"], "after": ["h1", "h2", "h6"]}
     report = compare(chain(8), plans=plans, solvers=["acg"]).report
     difference, found = report["difference"], rows(report)
@@ -153,7 +153,7 @@ def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def test_a_plan_is_transferred_to_a_renamed_network() -> None:
+def test_a_plan_is_transferred_to_a_renamed_network():
     done = compare(encoder(4), renamed(encoder(4)))
     (pair,) = done.report["pairs"]
     assert pair["is_same_network"]
@@ -170,7 +170,7 @@ def test_a_plan_is_transferred_to_a_renamed_network() -> None:
     assert carried["simulated_peak_bytes"] == own["planned"]["simulated_peak_bytes"]
 
 
-def test_a_file_with_another_batch_size_is_read_with_the_first_ones() -> None:
+def test_a_file_with_another_batch_size_is_read_with_the_first_ones():
     report = compare(chain(5, batch=512), renamed(chain(5, batch=2048))).report
     assert report["files"][1]["is_rebatched"]
     assert "read with batch size 512" in report["files"][1]["notes"][0]
@@ -184,7 +184,7 @@ def test_a_file_with_another_batch_size_is_read_with_the_first_ones() -> None:
         )
 
 
-def test_a_divergence_is_reported() -> None:
+def test_a_divergence_is_reported():
     report = compare(chain(6), chain(8)).report
     (pair,) = report["pairs"]
     assert not pair["is_same_network"]
@@ -195,7 +195,7 @@ def test_a_divergence_is_reported() -> None:
     assert set(others) == set(pair["carried_over"]["lost"])
 
 
-def test_each_of_several_networks_has_its_rows_and_one_may_be_unreadable(tmp_path: Path) -> None:
+def test_each_of_several_networks_has_its_rows_and_one_may_be_unreadable(tmp_path: Path):
     (tmp_path / "none.onnx").write_bytes(b"nothing")
     models = [chain(4), encoder(2)]
     broken, *others = compare(tmp_path / "none.onnx", *models, each=True, solvers=FAST).report["comparisons"]
@@ -222,7 +222,7 @@ def test_each_of_several_networks_has_its_rows_and_one_may_be_unreadable(tmp_pat
         ((chain(2),), {"each": True, "input_shapes": {"y": (1,)}}, ""),
     ],
 )
-def test_contradicting_options_are_rejected(others: Any, arguments: Any, words: str) -> None:
+def test_contradicting_options_are_rejected(others: Any, arguments: Any, words: str):
     if not words:
         (found, _) = compare(chain(2), *others, **arguments).report["comparisons"]
         assert "--input-shapes names 'y', but the inputs of 'g' are 'x'" in found["error"]
@@ -233,7 +233,7 @@ def test_contradicting_options_are_rejected(others: Any, arguments: Any, words: 
     assert "\n" not in str(caught.value)
 
 
-def test_several_networks_have_the_row_of_pytorch_only_if_named() -> None:
+def test_several_networks_have_the_row_of_pytorch_only_if_named():
     named = compare(chain(2), chain(3), each=True, solvers=["torch-budget"]).report["comparisons"]
     names_of = [{*(row["name"] for row in one["rows"]), *(item["name"] for item in one["left_out"])} for one in named]
     assert all("torch-budget" in names for names in names_of)
@@ -241,7 +241,7 @@ def test_several_networks_have_the_row_of_pytorch_only_if_named() -> None:
     assert not any(row["name"] == "torch-budget" for one in others for row in one["rows"])
 
 
-def test_a_training_file_is_not_a_forward_model(tmp_path: Path) -> None:
+def test_a_training_file_is_not_a_forward_model(tmp_path: Path):
     optimize(chain(2), tmp_path / "training.onnx", check=False)
     with pytest.raises(ModelFileError, match="is already a training file; give the forward model"):
         compare(tmp_path / "training.onnx")

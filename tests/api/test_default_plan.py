@@ -43,7 +43,7 @@ def place(result: OptimizeResult) -> tuple[int, float]:
         ),
     ],
 )
-def test_no_solver_has_a_better_plan(model: str, optimizer: str | None) -> None:
+def test_no_solver_has_a_better_plan(model: str, optimizer: str | None):
     result = found(model, optimizer=optimizer)
     peak, extra = place(result)
     assert peak == result.planned.solution.objective_bytes
@@ -60,7 +60,7 @@ def test_no_solver_has_a_better_plan(model: str, optimizer: str | None) -> None:
         assert not (other[0] < peak and other[1] <= extra), solver
 
 
-def test_the_extra_time_is_that_of_recomputing_once_if_it_is_more() -> None:
+def test_the_extra_time_is_that_of_recomputing_once_if_it_is_more():
     allowed = found("chain").report["budget"]["most_extra_time_ratio"]
     assert allowed == pytest.approx(max(float(DEFAULT_EXTRA_TIME), place(found("chain", solver="peak"))[1]), abs=1e-6)
 
@@ -68,7 +68,7 @@ def test_the_extra_time_is_that_of_recomputing_once_if_it_is_more() -> None:
 _OPTIONS = SolverOptions(time_limit_seconds=0.5)
 
 
-def test_a_plan_whose_updates_wait_is_replaced_by_a_better_one() -> None:
+def test_a_plan_whose_updates_wait_is_replaced_by_a_better_one():
     """If the files of the search's plans need more memory than assumed, another plan is chosen."""
     model = read_model(chain(8))
     traced = trace_problem(model, optimizer=SGD())
@@ -100,7 +100,7 @@ def test_a_plan_whose_updates_wait_is_replaced_by_a_better_one() -> None:
         assert with_runtime_peaks(first, request, traced.problem, durations, _OPTIONS, run) is first
 
 
-def test_the_frontier_has_the_peaks_of_its_plans() -> None:
+def test_the_frontier_has_the_peaks_of_its_plans():
     done = optimize(chain(8), dry_run=True, optimizer="sgd", pareto=True, time_limit=3)
     peaks = [point["simulated_peak_bytes"] for point in done.report["frontier"]]
     planned = done.report["planned"]["simulated_peak_bytes"]
@@ -108,7 +108,7 @@ def test_the_frontier_has_the_peaks_of_its_plans() -> None:
     assert planned < done.report["regular"]["simulated_peak_bytes"]
 
 
-def test_a_plan_made_with_an_optimizer_needs_it_again() -> None:
+def test_a_plan_made_with_an_optimizer_needs_it_again():
     made = optimize(chain(4), dry_run=True, optimizer="adamw", budget="80%", time_limit=1)
     assert optimize(chain(4), dry_run=True, optimizer="adamw", plan=made).plan == made.plan
     with pytest.raises(PlanError, match="was made with an optimizer"):

@@ -8,13 +8,13 @@ from onnxgc.api import largest_size, optimize, verify
 from onnxgc.api.device_memory import DeviceMemory, parse_device_memory
 from onnxgc.errors import BudgetError, BudgetFormError, PlanError, ShapeError
 from tests.api.chains import chain
-from tests.model.model_helpers import text_model, with_weights
+from tests.model.model_helpers import model_of
 
 DRY: dict[str, Any] = {"provider": "cpu", "check": False, "loss": "mse", "dry_run": True}
 
 
 @pytest.mark.parametrize("optimizer", [pytest.param(None, marks=pytest.mark.slow), "adamw"])
-def test_the_parts_add_up_and_the_plan_fits(optimizer: str | None, tmp_path: Path) -> None:
+def test_the_parts_add_up_and_the_plan_fits(optimizer: str | None, tmp_path: Path):
     how: dict[str, Any] = {"provider": "cpu", "check": False, "optimizer": optimizer}
     free = optimize(chain(8), dry_run=True, solver="store-all", **how).report["device_memory"]
     weights = 4 * (8 * 16 * 16 + 16 * 4)
@@ -36,7 +36,7 @@ def test_the_parts_add_up_and_the_plan_fits(optimizer: str | None, tmp_path: Pat
         assert all(checks.values())
 
 
-def test_cuda_holds_its_context_and_a_larger_margin() -> None:
+def test_cuda_holds_its_context_and_a_larger_margin():
     parts = [
         DeviceMemory.of_step(optimize(chain(2), dry_run=True, provider=name, check=False).planned.step)
         for name in ("cpu", "cuda")
@@ -45,14 +45,14 @@ def test_cuda_holds_its_context_and_a_larger_margin() -> None:
     assert parts[0].margin < parts[1].margin
 
 
-def test_a_device_without_room_for_the_step_is_named() -> None:
+def test_a_device_without_room_for_the_step_is_named():
     with pytest.raises(BudgetError, match=r"weights take .* inputs .* give more memory"):
         optimize(chain(2), dry_run=True, device_memory=100_000, check=False)
     with pytest.raises(PlanError, match="leave out --budget"):
         optimize(chain(2), dry_run=True, device_memory="1GiB", budget="60%", check=False)
 
 
-def test_sizes_and_names_of_devices() -> None:
+def test_sizes_and_names_of_devices():
     assert parse_device_memory("8GiB") == 8 * 2**30
     assert parse_device_memory("H100") == 80 * 10**9
     for wrong in ("60%", "min", "cpu", "much"):
@@ -62,11 +62,11 @@ def test_sizes_and_names_of_devices() -> None:
 
 def symbolic() -> object:
     body = "{ a = MatMul(x, v) b = Tanh(a) c = MatMul(b, w) d = Tanh(c) e = MatMul(d, v) y = Tanh(e) }"
-    return with_weights(text_model(f"(float[N,T,8] x) => (float[N,T,8] y) {body}"), v=np.eye(8), w=np.eye(8))
+    return model_of(f"(float[N,T,8] x) => (float[N,T,8] y) {body}", v=np.eye(8), w=np.eye(8))
 
 
 @pytest.mark.parametrize("dimension", [None, pytest.param("x:1", marks=pytest.mark.slow)])
-def test_the_largest_size_is_near_that_of_an_exhaustive_search(dimension: str | None) -> None:
+def test_the_largest_size_is_near_that_of_an_exhaustive_search(dimension: str | None):
     how: dict[str, Any] = {"provider": "cpu", "check": False, "loss": "mse"}
     limit = 16_000
     found = largest_size(
@@ -88,10 +88,10 @@ def test_the_largest_size_is_near_that_of_an_exhaustive_search(dimension: str | 
     assert found.size >= 0.95 * most
 
 
-def test_inputs_of_another_size_keep_it() -> None:
+def test_inputs_of_another_size_keep_it():
     """Only axes of one name, or as long in the file, are the batch."""
     text = "(float[N,8] x, float[1,8] p) => (float[N,8] y) { a = Add(x, p) y = MatMul(a, w) }"
-    model = with_weights(text_model(text), w=np.eye(8))
+    model = model_of(text, w=np.eye(8))
     found = largest_size(model, 20_000, time_limit=0.1, **DRY)
     assert found.dimension == "batch (x)"
     assert found.result.report["device_memory"]["device_bytes"] == 20_000
@@ -99,10 +99,10 @@ def test_inputs_of_another_size_keep_it() -> None:
         largest_size(model, 20_000, solver="peak", **DRY)
 
 
-def test_a_resolution_begins_at_that_of_the_file() -> None:
+def test_a_resolution_begins_at_that_of_the_file():
     """A network may have no output for an image of one pixel."""
     text = "(float[2,3,H,W] x) => (float[2,4,1,1] y) { a = Conv(x, w) b = Relu(a) y = GlobalAveragePool(b) }"
-    model = with_weights(text_model(text), w=np.ones((4, 3, 7, 7)))
+    model = model_of(text, w=np.ones((4, 3, 7, 7)))
     shapes = {"x": (2, 3, 12, 12)}
     found = largest_size(model, "1MB", dimension="x:2,3", input_shapes=shapes, time_limit=0.1, **DRY)
     assert found.size > 24
@@ -110,7 +110,7 @@ def test_a_resolution_begins_at_that_of_the_file() -> None:
         largest_size(model, "1kB", dimension="x:2,3", input_shapes=shapes, time_limit=0.1, **DRY)
 
 
-def test_dimensions_are_checked() -> None:
+def test_dimensions_are_checked():
     cases = {"y:0": "is not a dimension", "x:first": "is not a dimension", "x:3": "no axis 3"}
     for wrong, words in cases.items():
         with pytest.raises(ShapeError, match=words):

@@ -23,7 +23,7 @@ FAST = ("light_squeezenet",)
 @pytest.mark.parametrize(
     "path", [pytest.param(path, id=path.stem, marks=[] if path.stem in FAST else pytest.mark.slow) for path in LIGHT]
 )
-def test_light_models_are_optimized_and_verified(path: Path, tmp_path: Path) -> None:
+def test_light_models_are_optimized_and_verified(path: Path, tmp_path: Path):
     training = tmp_path / "training.onnx"
     result = optimize(path, training)
     assert result.report["objective"] == "time"
@@ -43,7 +43,7 @@ def test_light_models_are_optimized_and_verified(path: Path, tmp_path: Path) -> 
         pytest.param("mobilenet_v2", (4, 3, 64, 64), marks=pytest.mark.slow),
     ],
 )
-def test_gradients_are_as_close_to_float64_as_torchs_own(name: str, shape: tuple[int, ...]) -> None:
+def test_gradients_are_as_close_to_float64_as_torchs_own(name: str, shape: tuple[int, ...]):
     """Relative distance of norms per parameter.
 
     At this size one ReLU whose sign is wrong in float32 changes all earlier gradients, so the median distance
@@ -105,7 +105,7 @@ def distance(value: Array, exact: Array, floor: float) -> float:
     return float(np.linalg.norm(value - exact) / max(float(np.linalg.norm(exact)), floor))
 
 
-def test_planning_reads_no_weights(tmp_path: Path) -> None:
+def test_planning_reads_no_weights(tmp_path: Path):
     """A dry run needs neither the files of weights nor memory for them."""
     source = onnx.load(MODELS / "resnet18.onnx")
     constants = {node.output[0]: node for node in source.graph.node if node.op_type == "ConstantOfShape"}

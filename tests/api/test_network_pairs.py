@@ -45,7 +45,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return target, compare(source, target, freeze_bn=True)
 
 
-def test_a_plan_is_adapted_to_a_file_with_other_kept_activations(found: tuple[Path, Any]) -> None:
+def test_a_plan_is_adapted_to_a_file_with_other_kept_activations(found: tuple[Path, Any]):
     _, done = found
     (pair,) = done.report["pairs"]
     assert pair["is_same_network"]
@@ -55,7 +55,7 @@ def test_a_plan_is_adapted_to_a_file_with_other_kept_activations(found: tuple[Pa
     assert carried["simulated_peak_bytes"] < carried["regular_simulated_peak_bytes"]
 
 
-def test_a_transferred_plan_trains_the_other_file(found: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_transferred_plan_trains_the_other_file(found: tuple[Path, Any], tmp_path: Path):
     target, done = found
     training = tmp_path / "training.onnx"
     plan = done.plans[str(target)]
@@ -65,7 +65,7 @@ def test_a_transferred_plan_trains_the_other_file(found: tuple[Path, Any], tmp_p
     assert verify(target, training).holds
 
 
-def test_a_transferred_plan_is_close_to_the_files_own(tmp_path: Path) -> None:
+def test_a_transferred_plan_is_close_to_the_files_own(tmp_path: Path):
     """Adaptation alone would end at 1.3 times the peak, since the layers differ."""
     files = []
     for layers in (12, 30):
@@ -76,7 +76,7 @@ def test_a_transferred_plan_is_close_to_the_files_own(tmp_path: Path) -> None:
     assert carried["overruled"] <= carried["decided"]
 
 
-def test_a_given_plan_of_the_first_file_is_transferred(found: tuple[Path, Any]) -> None:
+def test_a_given_plan_of_the_first_file_is_transferred(found: tuple[Path, Any]):
     target, _ = found
     source = target.with_name(f"{target.stem == 'False'}.onnx")
     made = [

@@ -13,13 +13,13 @@ from onnxgc.emission.plan_files import write_plan
 from onnxgc.errors import PlanError, RuntimeFailedError
 from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, text_model
 from tests.training.networks import digits_network
 
 
 def saved(folder: Path, text: str, **weights: np.ndarray) -> Path:
     path = folder / "model.onnx"
-    onnx.save(with_weights(text_model(text, opset=17), **weights), path)
+    onnx.save(model_of(text, opset=17, **weights), path)
     return path
 
 
@@ -47,14 +47,14 @@ SLICED = """(float[2,3,16,16] x) => (float[2,5] y) {
 }"""
 
 
-def test_a_slice_after_a_pool_has_its_gradient_in_a_default_session(tmp_path: Path) -> None:
+def test_a_slice_after_a_pool_has_its_gradient_in_a_default_session(tmp_path: Path):
     """The runtime fuses a constant Pad into the pool that reads it, and rejects pads that wide."""
     path = saved(tmp_path, SLICED, k=normal(4, 3, 3, 3), w=normal(4, 5))
     found = verified(path, loss="mse")
     assert found.holds, [check for check in found.checks if not check.holds]
 
 
-def test_a_scale_before_a_normalisation_has_no_effect(tmp_path: Path) -> None:
+def test_a_scale_before_a_normalisation_has_no_effect(tmp_path: Path):
     """Its gradient vanishes; a move that changed its sign would have an effect."""
     text = """(float[4,3,24,24] x) => (float[4,5] y) {
         a = Conv <pads = [1,1,1,1]> (x, k)
@@ -74,9 +74,7 @@ def test_a_scale_before_a_normalisation_has_no_effect(tmp_path: Path) -> None:
     assert "without effect" in sizes.detail
 
 
-def test_a_file_that_a_default_session_rejects_fails_that_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_a_default_session_rejects_fails_that_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = saved(tmp_path, "(float[2,3] x) => (float[2,3] y) {y = MatMul(x, w)}", w=normal(3, 3))
 
     def rejecting(*arguments: object, settings: SessionSettings, **options: object) -> Measurement:
@@ -91,7 +89,7 @@ def test_a_file_that_a_default_session_rejects_fails_that_check(
     assert found.as_json()["planned_by_default"] is None
 
 
-def test_gradients_that_are_nan_in_both_files_do_not_differ(tmp_path: Path) -> None:
+def test_gradients_that_are_nan_in_both_files_do_not_differ(tmp_path: Path):
     """They fail the check of sizes instead."""
     text = "(float[2,3] x) => (float[2,3] y) { a = MatMul(x, w)  b = Sub(a, a)  c = Div(b, b)  y = Mul(c, v) }"
     path = saved(tmp_path, text, w=normal(3, 3), v=normal(3))
@@ -103,7 +101,7 @@ def test_gradients_that_are_nan_in_both_files_do_not_differ(tmp_path: Path) -> N
     assert (loss.holds, loss.detail.split(",")[0]) == (False, "nan: the baseline has nan already")
 
 
-def test_an_error_does_not_name_temporary_files(tmp_path: Path) -> None:
+def test_an_error_does_not_name_temporary_files(tmp_path: Path):
     model = text_model("(bfloat16[2,3] x) => (bfloat16[2,4] y) { z = MatMul(x, w) y = Tanh(z) }")
     weight = normal(3, 4).astype(ml_dtypes.bfloat16)
     model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
@@ -115,7 +113,7 @@ def test_an_error_does_not_name_temporary_files(tmp_path: Path) -> None:
     assert "MatMul" in str(caught.value)
 
 
-def test_a_file_with_an_optimizer_is_run_in_place(tmp_path: Path) -> None:
+def test_a_file_with_an_optimizer_is_run_in_place(tmp_path: Path):
     """With Dropout, whose masks both files draw by the step's number."""
     onnx.save(digits_network(batch=8), tmp_path / "model.onnx")
     optimize(tmp_path / "model.onnx", tmp_path / "training.onnx", optimizer="adamw")
@@ -126,7 +124,7 @@ def test_a_file_with_an_optimizer_is_run_in_place(tmp_path: Path) -> None:
     assert "head.bias" in details["gradient sizes"]
 
 
-def test_a_plan_file_is_verified_by_its_training_file(tmp_path: Path) -> None:
+def test_a_plan_file_is_verified_by_its_training_file(tmp_path: Path):
     onnx.save(digits_network(), tmp_path / "model.onnx")
     shapes = {"image": (4, 1, 8, 8)}
     made = optimize(tmp_path / "model.onnx", input_shapes=shapes, check=False)

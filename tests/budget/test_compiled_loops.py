@@ -13,7 +13,7 @@ from tests.budget.exhaustive import least_extra
 from tests.budget.random_problems import random_problem, random_sequence, tight_problems
 
 
-def test_the_compiled_simulator_equals_the_plain_one() -> None:
+def test_the_compiled_simulator_equals_the_plain_one():
     random = Random(21)
     for _ in range(500):
         problem = random_problem(random, 9)
@@ -32,7 +32,7 @@ def test_the_compiled_simulator_equals_the_plain_one() -> None:
 
 
 @pytest.mark.parametrize("free_order", [False, True])
-def test_every_sequence_of_the_search_is_valid_and_within_the_budget(free_order: bool) -> None:
+def test_every_sequence_of_the_search_is_valid_and_within_the_budget(free_order: bool):
     random = Random(22)
     found: list[tuple[str, int]] = []
     for problem, budget in tight_problems(23, 40, 9):
@@ -55,7 +55,7 @@ def test_every_sequence_of_the_search_is_valid_and_within_the_budget(free_order:
     assert {how for how, _ in found} == {"repair", "on demand", "round"} | ({"order"} if free_order else set())
 
 
-def test_the_estimate_that_rejects_a_removal_is_a_lower_bound() -> None:
+def test_the_estimate_that_rejects_a_removal_is_a_lower_bound():
     random = Random(25)
     positive = 0
     for _ in range(300):
@@ -76,7 +76,7 @@ def test_the_estimate_that_rejects_a_removal_is_a_lower_bound() -> None:
     assert positive > 50
 
 
-def test_a_run_on_demand_keeps_to_the_budget() -> None:
+def test_a_run_on_demand_keeps_to_the_budget():
     """Also if an eviction discards another output of the operator, or a storage that is kept to the end."""
     sequences = 0
     for problem, budget in tight_problems(27, 400, 10):
@@ -89,7 +89,7 @@ def test_a_run_on_demand_keeps_to_the_budget() -> None:
     assert sequences > 100
 
 
-def test_reordering_finds_an_order_of_a_lower_peak_where_there_is_one() -> None:
+def test_reordering_finds_an_order_of_a_lower_peak_where_there_is_one():
     lower = 0
     for problem, _ in tight_problems(24, 40, 8):
         order = order_of_least_peak(problem, lambda: False)
@@ -117,7 +117,7 @@ def forward_and_backward(count: int) -> OperatorProblem:
     return OperatorProblem((*forward, *backward), (1,) * (2 * count), frozenset((2 * count - 1,)))
 
 
-def test_a_repair_in_many_calls_equals_a_repair_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repair_in_many_calls_equals_a_repair_in_one(monkeypatch: pytest.MonkeyPatch):
     problem = forward_and_backward(40)
     repaired = []
     for work in (local_moves._WORK_PER_REPAIR, 0):
@@ -128,7 +128,7 @@ def test_a_repair_in_many_calls_equals_a_repair_in_one(monkeypatch: pytest.Monke
     assert len(repaired[0]) > 100
 
 
-def test_a_first_sequence_is_found_without_time() -> None:
+def test_a_first_sequence_is_found_without_time():
     found = 0
     for problem, budget in tight_problems(23, 40, 9):
         search = LocalMoves(problem, budget, free_order=True, seed=0, is_over=lambda: True)
@@ -140,7 +140,7 @@ def test_a_first_sequence_is_found_without_time() -> None:
     assert found > 20
 
 
-def test_moves_of_runs_end_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moves_of_runs_end_with_the_time(monkeypatch: pytest.MonkeyPatch):
     moves: list[int] = []
     reorder = compiled_loops.reorder
 

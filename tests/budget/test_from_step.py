@@ -67,7 +67,7 @@ def both_timelines(step: StepGraph, posed: StepProblem, sequence: list[int]) -> 
     return list(of_sequence.timeline), live
 
 
-def test_sequence_and_schedule_have_equal_memory_on_random_steps() -> None:
+def test_sequence_and_schedule_have_equal_memory_on_random_steps():
     random = Random(41)
     views = repeats = 0
     for _ in range(250):
@@ -86,7 +86,7 @@ def test_sequence_and_schedule_have_equal_memory_on_random_steps() -> None:
 
 
 @pytest.mark.parametrize("model", ["alexnet", "mobilenet_v2"])
-def test_sequence_and_schedule_have_equal_memory_on_networks(model: str) -> None:
+def test_sequence_and_schedule_have_equal_memory_on_networks(model: str):
     step = trace(read_model(MODELS / f"{model}.onnx"), seed="loss_scale").graph
     posed = problem_of(step, {})
     of_sequence, of_schedule = both_timelines(step, posed, list(range(len(posed.problem))))
@@ -97,7 +97,7 @@ def test_sequence_and_schedule_have_equal_memory_on_networks(model: str) -> None
     assert of_sequence == of_schedule
 
 
-def test_outputs_of_a_step_are_computed_once_and_kept() -> None:
+def test_outputs_of_a_step_are_computed_once_and_kept():
     random = Random(43)
     for _ in range(100):
         step = random_step_problem(random, 7).joint().step
@@ -112,7 +112,7 @@ def test_outputs_of_a_step_are_computed_once_and_kept() -> None:
             assert posed_operator.duration == (3 if operator in step.forward else 0)
 
 
-def test_a_replacement_runs_after_all_readers_of_the_tensor_in_any_order() -> None:
+def test_a_replacement_runs_after_all_readers_of_the_tensor_in_any_order():
     """Some read a view of it, and one is a forward operator without other dependents."""
     forward = (
         Operator("view", ("w",), ("viewed",), is_view=True),

@@ -20,7 +20,7 @@ def chains(count: int) -> OperatorProblem:
     return OperatorProblem(tuple(operators), tuple((4, 7, 5, 6)[k % 4] for k in range(2 * count)))
 
 
-def test_a_grouped_sequence_is_no_longer() -> None:
+def test_a_grouped_sequence_is_no_longer():
     random = Random(41)
     for problem, _ in tight_problems(42, 300, 9):
         sequence = random_sequence(random, problem, 3 * len(problem))
@@ -33,7 +33,7 @@ def test_a_grouped_sequence_is_no_longer() -> None:
         assert again.repeats == grouped.repeats
 
 
-def test_sequences_of_a_program_are_valid_within_the_budget_and_mostly_optimal() -> None:
+def test_sequences_of_a_program_are_valid_within_the_budget_and_mostly_optimal():
     found_best = found_any = 0
     for problem, budget in tight_problems(43, 150, 7):
         first = within_budget(problem, budget, STEPS[Order.FIXED])
@@ -58,7 +58,7 @@ def test_sequences_of_a_program_are_valid_within_the_budget_and_mostly_optimal()
     assert found_best > 0.95 * found_any > 30
 
 
-def test_a_part_leaves_the_rest_unchanged() -> None:
+def test_a_part_leaves_the_rest_unchanged():
     count = 20
     problem = chains(count)
     # The whole forward is recomputed before each operator of backward.
@@ -78,7 +78,7 @@ def test_a_part_leaves_the_rest_unchanged() -> None:
         assert kept == before
 
 
-def test_sequences_of_a_part_keep_to_a_budget_without_slack() -> None:
+def test_sequences_of_a_part_keep_to_a_budget_without_slack():
     random = Random(46)
     shorter = 0
     for problem, _ in tight_problems(47, 400, 9):
@@ -93,7 +93,7 @@ def test_sequences_of_a_part_keep_to_a_budget_without_slack() -> None:
     assert shorter > 50
 
 
-def test_a_repeat_needs_inputs_that_are_live_in_the_rest() -> None:
+def test_a_repeat_needs_inputs_that_are_live_in_the_rest():
     problem = OperatorProblem(
         (
             ProblemOperator("input", (), (0,), 1, may_repeat=False),
@@ -113,7 +113,7 @@ def test_a_repeat_needs_inputs_that_are_live_in_the_rest() -> None:
     assert found == {(1, 2): (None, True), (0, 1, 2): (None, True)}
 
 
-def test_the_same_seed_gives_the_same_parts() -> None:
+def test_the_same_seed_gives_the_same_parts():
     problem = chains(40)
     budget = simulate_sequence(problem, range(len(problem))).peak // 3
     first = within_budget(problem, budget, SearchOptions(Order.FIXED, None, 0))
@@ -126,7 +126,7 @@ def test_the_same_seed_gives_the_same_parts() -> None:
     assert found() == found()
 
 
-def test_a_program_ends_once_stop_is_set() -> None:
+def test_a_program_ends_once_stop_is_set():
     problem = chains(160)
     budget = simulate_sequence(problem, range(len(problem))).peak // 5
     first = within_budget(problem, budget, SearchOptions(Order.FIXED, None, 0))

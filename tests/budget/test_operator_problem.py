@@ -15,7 +15,7 @@ from tests.budget.random_problems import random_problem, random_sequence, tight_
 MAKE = ProblemOperator("make", (), (0,), 1)
 
 
-def test_a_copy_is_live_from_its_run_to_its_last_reader() -> None:
+def test_a_copy_is_live_from_its_run_to_its_last_reader():
     problem = OperatorProblem(
         (MAKE, ProblemOperator("use", (0,), (1,), 2, workspace=3), ProblemOperator("end", (0, 1), (2,), 4)),
         (10, 5, 1),
@@ -27,7 +27,7 @@ def test_a_copy_is_live_from_its_run_to_its_last_reader() -> None:
     assert (profile.duration, profile.peak) == (10, 19)
 
 
-def test_an_operator_in_place_reuses_memory_where_the_inputs_lifetime_ends() -> None:
+def test_an_operator_in_place_reuses_memory_where_the_inputs_lifetime_ends():
     problem = OperatorProblem(
         (MAKE, ProblemOperator("over", (0,), (1,), 1, in_place=0), ProblemOperator("again", (0,), (2,), 1, in_place=0)),
         (10, 10, 10),
@@ -36,7 +36,7 @@ def test_an_operator_in_place_reuses_memory_where_the_inputs_lifetime_ends() -> 
     assert simulate_sequence(problem, [0, 1, 0, 2]).timeline == (10, 10, 10, 10)
 
 
-def test_trailing_outputs_are_omitted_where_nothing_reads_them() -> None:
+def test_trailing_outputs_are_omitted_where_nothing_reads_them():
     problem = OperatorProblem(
         (ProblemOperator("three", (), (0, 1, 2), 1, min_writes=1), ProblemOperator("use", (2,), (3,), 1)),
         (1, 10, 100, 0),
@@ -46,7 +46,7 @@ def test_trailing_outputs_are_omitted_where_nothing_reads_them() -> None:
     assert simulate_sequence(problem, [0, 0, 1, 0]).timeline == (1, 111, 100, 1)
 
 
-def test_the_latest_copy_of_a_kept_storage_is_live_to_the_end() -> None:
+def test_the_latest_copy_of_a_kept_storage_is_live_to_the_end():
     problem = OperatorProblem((MAKE, ProblemOperator("other", (), (1,), 1)), (10, 1), frozenset({0}))
     assert simulate_sequence(problem, [0, 1]).timeline == (10, 11)
     assert simulate_sequence(problem, [0, 1, 0]).timeline == (10, 1, 10)
@@ -68,7 +68,7 @@ def test_the_latest_copy_of_a_kept_storage_is_live_to_the_end() -> None:
         ((MAKE, ProblemOperator("a", (0,), (1,), 1, in_place=0)), (1, 2), "another size"),
     ],
 )
-def test_malformed_problems_raise(operators: tuple[ProblemOperator, ...], sizes: tuple[int, ...], message: str) -> None:
+def test_malformed_problems_raise(operators: tuple[ProblemOperator, ...], sizes: tuple[int, ...], message: str):
     with pytest.raises(GraphFileError, match=message):
         OperatorProblem(operators, sizes)
 
@@ -81,7 +81,7 @@ def test_malformed_problems_raise(operators: tuple[ProblemOperator, ...], sizes:
         ([0], "'once' never runs"),
     ],
 )
-def test_invalid_sequences_raise(sequence: list[int], message: str) -> None:
+def test_invalid_sequences_raise(sequence: list[int], message: str):
     problem = OperatorProblem((MAKE, ProblemOperator("once", (0,), (1,), 1, may_repeat=False)), (1, 1))
     with pytest.raises(ValueError, match=message):
         simulate_sequence(problem, sequence)
@@ -90,7 +90,7 @@ def test_invalid_sequences_raise(sequence: list[int], message: str) -> None:
 MAX_RUNS = 7
 
 
-def test_its_sequences_have_the_time_and_the_peak_that_it_reports() -> None:
+def test_its_sequences_have_the_time_and_the_peak_that_it_reports():
     for problem, budget in tight_problems(1, 150, 7):
         extras = []
         for order in Order:
@@ -106,7 +106,7 @@ def test_its_sequences_have_the_time_and_the_peak_that_it_reports() -> None:
         assert extras == sorted(extras), "a free order includes the fixed one"
 
 
-def test_no_enumerated_sequence_is_better() -> None:
+def test_no_enumerated_sequence_is_better():
     random = Random(2)
     for _ in range(40):
         problem = random_problem(random, 4)
@@ -132,7 +132,7 @@ def test_no_enumerated_sequence_is_better() -> None:
                 assert found.extra == enumerated
 
 
-def test_memory_equals_the_simulators_after_every_removal() -> None:
+def test_memory_equals_the_simulators_after_every_removal():
     random = Random(11)
     refused = removed = 0
     for _ in range(300):
@@ -154,7 +154,7 @@ def test_memory_equals_the_simulators_after_every_removal() -> None:
     assert min(refused, removed) > 100
 
 
-def test_only_necessary_runs_remain() -> None:
+def test_only_necessary_runs_remain():
     random = Random(12)
     needed = 0
     for problem, budget in tight_problems(13, 300, 9):
@@ -182,7 +182,7 @@ def gaps_of(problem: OperatorProblem) -> list[Gap]:
     return gaps
 
 
-def test_any_choice_of_gaps_gives_a_sequence_that_bridges_them() -> None:
+def test_any_choice_of_gaps_gives_a_sequence_that_bridges_them():
     random = Random(14)
     bridged = 0
     for _ in range(300):

@@ -20,7 +20,7 @@ ROUNDS = 4
 
 
 @pytest.mark.parametrize("order", list(Order))
-def test_peak_is_within_the_budget_and_the_optimum_between_bound_and_extra_time(order: Order) -> None:
+def test_peak_is_within_the_budget_and_the_optimum_between_bound_and_extra_time(order: Order):
     found_best = found_any = 0
     for problem, budget in tight_problems(31, 40, 7):
         best = least_extra(problem, budget, order)
@@ -39,7 +39,7 @@ def test_peak_is_within_the_budget_and_the_optimum_between_bound_and_extra_time(
     assert found_best > 0.9 * found_any > 15
 
 
-def test_the_same_seed_gives_the_same_sequence() -> None:
+def test_the_same_seed_gives_the_same_sequence():
     for problem, budget in tight_problems(32, 10, 9):
         options = SearchOptions(time_limit_seconds=None, max_rounds=2, seed=7)
         first, second = (within_budget(problem, budget, options) for _ in range(2))
@@ -48,7 +48,7 @@ def test_the_same_seed_gives_the_same_sequence() -> None:
             assert first.sequence == second.sequence
 
 
-def test_a_problem_within_the_budget_keeps_its_order() -> None:
+def test_a_problem_within_the_budget_keeps_its_order():
     for problem, _ in tight_problems(33, 20, 7):
         found = within_budget(problem, simulate_sequence(problem, range(len(problem))).peak)
         assert isinstance(found, BudgetedSequence)
@@ -69,7 +69,7 @@ def late_heavy() -> OperatorProblem:
     )
 
 
-def test_a_fixed_order_ignores_starts_in_another_order() -> None:
+def test_a_fixed_order_ignores_starts_in_another_order():
     free_start = (1, 2, 0, 3)
     found = {order: within_budget(late_heavy(), 9, SearchOptions(order, None, ROUNDS), [free_start]) for order in Order}
     free, fixed = found[Order.FREE], found[Order.FIXED]
@@ -79,13 +79,13 @@ def test_a_fixed_order_ignores_starts_in_another_order() -> None:
     assert (fixed.sequence, fixed.extra, fixed.lower_bound) == ((0, 1, 2, 0, 3), 3, 3)
 
 
-def test_a_gap_is_the_distance_to_the_lower_bound() -> None:
+def test_a_gap_is_the_distance_to_the_lower_bound():
     """Of 10 units of time 2 are extra, and the bound is 1."""
     found = BudgetedSequence((0, 1, 0), 5, 10, 2, 1, 0.0)
     assert (found.time.gap, found.time.gap_of_extra, found.status) == (0.1, 0.5, Status.FEASIBLE)
 
 
-def test_without_time_the_search_returns_a_known_sequence() -> None:
+def test_without_time_the_search_returns_a_known_sequence():
     stages: list[str] = []
     options = SearchOptions(time_limit_seconds=0.0, progress=stages.append)
     found = within_budget(late_heavy(), 9, options, [(0, 1, 2, 0, 3)])
@@ -94,7 +94,7 @@ def test_without_time_the_search_returns_a_known_sequence() -> None:
     assert stages == ["planning: 50.000 % extra time, lower bound 0.000 %"]
 
 
-def test_compilation_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilation_is_reported_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local_moves, "run_all_loops", functools.cache(lambda: None))
     stages: list[str] = []
     for _ in range(2):
@@ -112,7 +112,7 @@ def true_least_peak(problem: OperatorProblem, order: Order, max_extra: int | Non
 
 
 @pytest.mark.parametrize("order", list(Order))
-def test_the_true_least_peak_is_between_the_floor_and_the_peak_found(order: Order) -> None:
+def test_the_true_least_peak_is_between_the_floor_and_the_peak_found(order: Order):
     random = Random(51)
     met = tried = 0
     for problem, _ in tight_problems(52, 5, 6):
@@ -132,7 +132,7 @@ def test_the_true_least_peak_is_between_the_floor_and_the_peak_found(order: Orde
 
 
 @pytest.mark.parametrize("order", list(Order))
-def test_each_optimum_of_the_trade_off_is_between_bound_and_extra_time(order: Order) -> None:
+def test_each_optimum_of_the_trade_off_is_between_bound_and_extra_time(order: Order):
     for problem, budget in tight_problems(53, 8, 6):
         budgets = [budget + more for more in range(4)]
         points = trade_off(problem, budgets, SearchOptions(order, None, 2))
@@ -143,7 +143,7 @@ def test_each_optimum_of_the_trade_off_is_between_bound_and_extra_time(order: Or
             assert point.best.peak <= point.budget
 
 
-def test_without_time_a_sequence_of_a_low_peak_gives_one_for_each_budget() -> None:
+def test_without_time_a_sequence_of_a_low_peak_gives_one_for_each_budget():
     """Each budget recomputes only as much as it needs to make room for `heavy`."""
     problem = OperatorProblem(
         (
@@ -163,7 +163,7 @@ OPTIONS = SearchOptions(time_limit_seconds=None)
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_quick_plans_are_within_their_limits_and_near_the_optimum(seed: int) -> None:
+def test_quick_plans_are_within_their_limits_and_near_the_optimum(seed: int):
     problem = random_problem(random.Random(seed), 7)
     allowed = problem.duration // 3
     floor = floor_of_problem(problem).size
@@ -183,7 +183,7 @@ def test_quick_plans_are_within_their_limits_and_near_the_optimum(seed: int) -> 
     assert quick_within(problem, floor - 1) is None
 
 
-def test_a_replacement_waits_for_the_last_reader_and_its_own_readers_wait_too() -> None:
+def test_a_replacement_waits_for_the_last_reader_and_its_own_readers_wait_too():
     """`read` uses a value that `replace` overwrites; `after` uses the new one."""
     operators = (
         ProblemOperator("first", (), (0,), 1),

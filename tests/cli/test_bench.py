@@ -56,7 +56,7 @@ def cells(shown: str) -> list[list[str]]:
     return [line.split() for line in shown.splitlines()]
 
 
-def test_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables(monkeypatch: pytest.MonkeyPatch):
     recorded(monkeypatch, FOUND)
     shown = call("bench", "chain.onnx")
     assert shown.err == ""
@@ -72,7 +72,7 @@ def test_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "note: loss: [4, 1000]" in shown.out
 
 
-def test_a_missing_figure_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_figure_is_a_dash(monkeypatch: pytest.MonkeyPatch):
     failed = Contender(5519, 5417, failure="the baseline does not run: no memory")
     unknown = Contender(1592, 1490, step_seconds=(0.2,))
     recorded(monkeypatch, replace(FOUND, regular=failed, planned=unknown, threads=None, budget_bytes=2 * 10**6))
@@ -84,7 +84,7 @@ def test_a_missing_figure_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "plan: peak within 2.0 MB, feasible" in text
 
 
-def test_json_markdown_and_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_markdown_and_quiet(monkeypatch: pytest.MonkeyPatch):
     recorded(monkeypatch, FOUND)
     shown = call("bench", "chain.onnx", "--json", "-", "--markdown")
     assert json.loads(shown.out) == FOUND.as_json()
@@ -95,7 +95,7 @@ def test_json_markdown_and_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(Path("figures.json").read_text(encoding="utf-8")) == FOUND.as_json()
 
 
-def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch):
     given = recorded(monkeypatch, FOUND)
     options = "--budget 60% --loss mse --freeze a --freeze b --trainable c --input-shapes x:8,16 --threads 1"
     more = "--provider cpu --runs 9 --warm-up 0 --plan p.json --solver acg --device h100 --no-check --untie"
@@ -125,6 +125,6 @@ def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (["chain.onnx", "--json", "chain.onnx"], "one of the files that are read or written"),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], expected: str) -> None:
+def test_mistakes_are_one_line(arguments: list[str], expected: str):
     Path("bad.onnx").write_text("not a model")
     assert expected in call("bench", *arguments, code=2).err

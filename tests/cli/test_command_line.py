@@ -33,7 +33,7 @@ def save(path: Path, text: str, **weights: tuple[int, ...]) -> Path:
     return path
 
 
-def test_optimize_writes_a_file_and_shows_its_figures(tmp_path: Path) -> None:
+def test_optimize_writes_a_file_and_shows_its_figures(tmp_path: Path):
     onnxgc("optimize", RESNET18, *SMALL, "--dry-run", cwd=tmp_path)
     assert not list(tmp_path.iterdir())
     done = onnxgc("optimize", RESNET18, *SMALL, "--json", "-", cwd=tmp_path)
@@ -63,7 +63,7 @@ def test_optimize_writes_a_file_and_shows_its_figures(tmp_path: Path) -> None:
     assert set(names.split(",")) <= set(report["checkpoints"])
 
 
-def test_the_paper_objective(tmp_path: Path) -> None:
+def test_the_paper_objective(tmp_path: Path):
     done = onnxgc("optimize", RESNET18, *SMALL, "--dry-run", "--objective", "paper", "--json", "-", cwd=tmp_path)
     report = json.loads(done.out)
     assert (report["objective"], report["solver"], report["status"]) == ("paper", "acg", "optimal")
@@ -83,7 +83,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_verify_accepts_the_file_and_rejects_others(training: Path) -> None:
+def test_verify_accepts_the_file_and_rejects_others(training: Path):
     done = onnxgc("verify", RESNET18, training, "--json", "-", "--threads", "1")
     assert json.loads(done.out)["holds"] is True
     for model, file, words in ((RESNET18, RESNET18, "not written by onnxgc"), (MODELS / "resnet50.onnx", training, "")):
@@ -91,7 +91,7 @@ def test_verify_accepts_the_file_and_rejects_others(training: Path) -> None:
         assert words in done.err
 
 
-def test_verify_detects_a_wrong_gradient(training: Path, tmp_path: Path) -> None:
+def test_verify_detects_a_wrong_gradient(training: Path, tmp_path: Path):
     model = onnx.load(training)
     node = next(n for n in model.graph.node if n.output[0] == "fc.weight_grad")
     node.output[0] = "fc.weight_grad_right"
@@ -105,7 +105,7 @@ def test_verify_detects_a_wrong_gradient(training: Path, tmp_path: Path) -> None
     assert "FAILED" in done.out
 
 
-def test_inspect_shows_parameters_rules_and_peaks() -> None:
+def test_inspect_shows_parameters_rules_and_peaks():
     done = onnxgc("inspect", RESNET18, *SMALL, "--provider", "cuda", "--json", "-")
     found = json.loads(done.out)
     roles = [weight["role"] for weight in found["weights"]]
@@ -119,7 +119,7 @@ def test_inspect_shows_parameters_rules_and_peaks() -> None:
     assert total["kernels"] == sum(cost["kernels"] for cost in operators) < total["nodes"]
 
 
-def test_inspect_shows_obstacles(tmp_path: Path) -> None:
+def test_inspect_shows_obstacles(tmp_path: Path):
     model = save(tmp_path / "m.onnx", "(float[4,4] x) => (float y) {a = MatMul(x, w) y = Det(a)}", w=(4, 4))
     done = onnxgc("inspect", model)
     assert "Det" in done.out
@@ -145,7 +145,7 @@ MATMUL = "(float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Relu(a)}"
 )  # fmt: skip
 def test_wrong_input_is_one_line_and_writes_nothing(
     tmp_path: Path, name: str, content: bytes | None, arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
+):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     (tmp_path / "out.onnx").write_text("precious")
@@ -158,7 +158,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(
     assert (tmp_path / "out.onnx").read_text() == "precious"
 
 
-def test_all_operators_without_a_rule_are_named_at_once(tmp_path: Path) -> None:
+def test_all_operators_without_a_rule_are_named_at_once(tmp_path: Path):
     text = """(float[1,1,4,4] x) => (float[1,1] y) {
         a = MatMul(x, w) b = MaxRoiPool<pooled_shape=[4,4]>(a, r) c = Relu(b) y = Det(c)
     }"""
@@ -169,7 +169,7 @@ def test_all_operators_without_a_rule_are_named_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "out.onnx").exists()
 
 
-def test_shapes_that_cannot_be_inferred(tmp_path: Path) -> None:
+def test_shapes_that_cannot_be_inferred(tmp_path: Path):
     text = "(float[2,4] x) => (y) {a = MatMul(x, w) n = NonZero(a) f = Cast<to = 1>(n) y = MatMul(f, f)}"
     path = save(tmp_path / "m.onnx", text.replace("(y)", "(float[N,N] y)"), w=(4, 4))
     done = onnxgc("optimize", path, "out.onnx", cwd=tmp_path, code=2)
@@ -177,13 +177,13 @@ def test_shapes_that_cannot_be_inferred(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("output", ["nowhere/out.onnx", "folder"])
-def test_an_output_that_cannot_be_written(tmp_path: Path, output: str) -> None:
+def test_an_output_that_cannot_be_written(tmp_path: Path, output: str):
     (tmp_path / "folder").mkdir()
     onnxgc("optimize", RESNET18, output, *SMALL, cwd=tmp_path, code=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
 
 
-def test_the_module_runs_as_a_program() -> None:
+def test_the_module_runs_as_a_program():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "onnxgc", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -191,7 +191,7 @@ def test_the_module_runs_as_a_program() -> None:
     assert done.stdout.startswith("onnxgc ")
 
 
-def test_shapes_in_both_forms() -> None:
+def test_shapes_in_both_forms():
     assert parse_shapes(["x:64,3,224,224 y:2x8"]) == {"x": (64, 3, 224, 224), "y": (2, 8)}
     assert parse_shapes(["in:put:1,2", "s:"]) == {"in:put": (1, 2), "s": ()}
     for text in ("x", "x:a,b", ":1", "x:1,,2", "x:-1,2"):
@@ -205,7 +205,7 @@ MLP = """(float[4,6] x) => (float[4,4] y) {
 MLP_WEIGHTS = {"w": (6, 32), "b": (32,), "w2": (32, 32), "b2": (32,), "w3": (32, 4)}
 
 
-def test_a_small_model_with_external_data(tmp_path: Path) -> None:
+def test_a_small_model_with_external_data(tmp_path: Path):
     text = "(float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Relu(a)}"
     save(tmp_path / "m.onnx", text, w=(4, 4))
     done = onnxgc("optimize", "m.onnx", "o.onnx", "--save-external-data", "--verify", "1", cwd=tmp_path)
@@ -213,7 +213,7 @@ def test_a_small_model_with_external_data(tmp_path: Path) -> None:
     assert not (tmp_path / "o.onnx.data").exists()
 
 
-def test_the_models_own_files_are_never_written(tmp_path: Path) -> None:
+def test_the_models_own_files_are_never_written(tmp_path: Path):
     path = save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
     model = onnx.load(path)
     onnx.save(model, tmp_path / "e.onnx", save_as_external_data=True, location="out.onnx.data", size_threshold=0)
@@ -234,7 +234,7 @@ def test_the_models_own_files_are_never_written(tmp_path: Path) -> None:
     assert {name.name: name.read_bytes() for name in tmp_path.iterdir()} == before
 
 
-def test_devices_and_links_are_not_replaced(tmp_path: Path) -> None:
+def test_devices_and_links_are_not_replaced(tmp_path: Path):
     save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
     os.mkfifo(tmp_path / "pipe")
     onnxgc("optimize", "m.onnx", "pipe", cwd=tmp_path, code=2)
@@ -249,7 +249,7 @@ def test_devices_and_links_are_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "real.onnx").read_bytes() != b"old"
 
 
-def test_names_are_not_markup(tmp_path: Path) -> None:
+def test_names_are_not_markup(tmp_path: Path):
     model = onnx.load(save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS))
     text = model.SerializeToString().replace(b"w3", b"[/")
     folder = tmp_path / "[red]"
@@ -262,7 +262,7 @@ def test_names_are_not_markup(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_recomputed_activations_load_in_every_session(tmp_path: Path) -> None:
+def test_recomputed_activations_load_in_every_session(tmp_path: Path):
     """The runtime fuses a Gemm with its activation and copies the activation's attributes."""
     save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
     for checkpoints in ("c", "a", "d", "e", "f"):
@@ -272,7 +272,7 @@ def test_recomputed_activations_load_in_every_session(tmp_path: Path) -> None:
         assert "default session" in [check["name"] for check in checks]
 
 
-def test_verify_reads_shapes_from_the_training_file(tmp_path: Path) -> None:
+def test_verify_reads_shapes_from_the_training_file(tmp_path: Path):
     text = """(float[N,3,H,W] x) => (float[N,a] y) {
         b = Conv <strides = [2, 2]> (x, w)  c = Conv <strides = [2, 2]> (b, w)  y = Flatten(c)
     }"""
@@ -293,7 +293,7 @@ def test_verify_reads_shapes_from_the_training_file(tmp_path: Path) -> None:
         ("verify", "m.onnx", "damaged.onnx"),
     ],
 )
-def test_a_usage_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_a_usage_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...]):
     save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
     damaged = onnx.load(tmp_path / "m.onnx")
     for key, value in (("plan", "[]"), ("options", '{"x": 1}'), ("simulated_peak_bytes", "1")):
@@ -305,7 +305,7 @@ def test_a_usage_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...]) -
 
 
 @pytest.mark.slow
-def test_external_data_replaces_earlier_files(tmp_path: Path) -> None:
+def test_external_data_replaces_earlier_files(tmp_path: Path):
     """A file of the same name is replaced; one in another folder stays."""
     save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
     (tmp_path / "sub").mkdir()
@@ -317,7 +317,7 @@ def test_external_data_replaces_earlier_files(tmp_path: Path) -> None:
     onnxgc("verify", "m.onnx", "sub/o.onnx", cwd=tmp_path, code=2)
 
 
-def test_a_returned_graph_contains_its_weights_despite_external_data(tmp_path: Path) -> None:
+def test_a_returned_graph_contains_its_weights_despite_external_data(tmp_path: Path):
     path = save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
     result = optimize(path, tmp_path / "o.onnx", external_data=True)
     outside = [t for t in result.training_graph.model.graph.initializer if t.external_data]
@@ -327,13 +327,13 @@ def test_a_returned_graph_contains_its_weights_despite_external_data(tmp_path: P
         np.testing.assert_array_equal(numpy_helper.to_array(one), numpy_helper.to_array(two))
 
 
-def test_no_arguments_show_the_help() -> None:
+def test_no_arguments_show_the_help():
     done = onnxgc(code=2)
     assert len((done.out + done.err).splitlines()) > 5
     assert "optimize" in done.out + done.err
 
 
-def test_help_shows_complete_summaries_and_groups_of_options() -> None:
+def test_help_shows_complete_summaries_and_groups_of_options():
     summaries = onnxgc("-h", width=80).out.partition("Commands:")[2].splitlines()
     assert len(summaries) == 9
     assert all(line.endswith(".") and "..." not in line for line in summaries[1:])
@@ -344,7 +344,7 @@ def test_help_shows_complete_summaries_and_groups_of_options() -> None:
     assert "Example: onnxgc optimize " in text
 
 
-def test_an_interruption_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interruption_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(main_module, "app", lambda **_: 130)
     with pytest.raises(SystemExit) as caught:
         main_module.main()

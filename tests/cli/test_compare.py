@@ -24,7 +24,7 @@ def fits(text: str) -> bool:
     return all(len(line) <= 80 for line in text.splitlines()) and "\x1b" not in text
 
 
-def test_a_table_of_solvers() -> None:
+def test_a_table_of_solvers():
     shown = call("compare", "encoder.onnx", "--solvers", "acg,peak,per-block,layer-wise,revolve")
     assert fits(shown.out)
     assert shown.err == ""
@@ -36,7 +36,7 @@ def test_a_table_of_solvers() -> None:
     ).out.replace("\n", " ")
 
 
-def test_json_and_markdown() -> None:
+def test_json_and_markdown():
     shown = call("compare", "chain.onnx", "--solvers", "acg", "--json", "-", "--markdown")
     report = json.loads(shown.out)
     assert [row["name"] for row in report["rows"]] == ["acg", "store-all"]
@@ -49,7 +49,7 @@ def test_json_and_markdown() -> None:
     ]
 
 
-def test_pages_of_one_and_several_models() -> None:
+def test_pages_of_one_and_several_models():
     assert "wrote a.html" in call("compare", "chain.onnx", "--solvers", "acg", "--report", "a.html").out
     assert Path("a.html").read_text(encoding="ascii").startswith("<!DOCTYPE html>")
     call("compare", "chain.onnx", "renamed.onnx", "--report", "one.html", "-q")
@@ -58,7 +58,7 @@ def test_pages_of_one_and_several_models() -> None:
     assert "Plans for 2 networks" in Path("each.html").read_text(encoding="ascii")
 
 
-def test_a_bare_graph() -> None:
+def test_a_bare_graph():
     vertices = [{"id": number, "size": 1} for number in range(9)]
     Path("g.json").write_text(json.dumps({"vertices": vertices, "edges": [[n, n + 1] for n in range(8)]}))
     shown = call("compare", "g.json", "--solvers", "acg,store-all", "--json", "figures.json").out
@@ -68,7 +68,7 @@ def test_a_bare_graph() -> None:
     assert "is a bare graph" in call("compare", "g.json", "--report", "page.html", code=2).err
 
 
-def test_two_plans() -> None:
+def test_two_plans():
     for name in ("acg", "chen-sqrt"):
         made = ("--dry-run", "--no-check", "--solver", name, "--save-plan", f"{name}.json")
         call("optimize", "chain.onnx", *made)
@@ -79,7 +79,7 @@ def test_two_plans() -> None:
     assert "kept only here:" in shown
 
 
-def test_one_network_in_two_files() -> None:
+def test_one_network_in_two_files():
     shown = call("compare", "chain.onnx", "renamed.onnx", "--carry-over", "plans", "--json", "a.json").out
     assert fits(shown)
     assert "the same network" in shown
@@ -89,7 +89,7 @@ def test_one_network_in_two_files() -> None:
     call("compare", "renamed.onnx", "--solvers", "acg", "--plan", "plans/renamed-plan.json", "-q")
 
 
-def test_a_plan_for_another_batch_size_comes_with_its_options() -> None:
+def test_a_plan_for_another_batch_size_comes_with_its_options():
     onnx.save(renamed(chain(5, batch=64)), "small.onnx")
     assert (
         "use it with optimize --input-shapes other_x:2048,16"
@@ -100,7 +100,7 @@ def test_a_plan_for_another_batch_size_comes_with_its_options() -> None:
     call("verify", "small.onnx", "training.onnx")
 
 
-def test_each_of_several_by_two_processes() -> None:
+def test_each_of_several_by_two_processes():
     Path("broken.onnx").write_bytes(b"nothing")
     arguments = ("chain.onnx", "encoder.onnx", "broken.onnx", "--solvers", "acg,per-block", "--json", "a.json")
     shown = call("compare", *arguments, code=2)
@@ -112,7 +112,7 @@ def test_each_of_several_by_two_processes() -> None:
     assert ["error" in one for one in found] == [False, False, True]
 
 
-def test_a_budget_that_no_plan_fits_has_a_row() -> None:
+def test_a_budget_that_no_plan_fits_has_a_row():
     asked = ("--solvers", "acg", "--budget", "10%", "--json", "a.json")
     shown = call("compare", "chain.onnx", *asked, code=3)
     assert ["budget", "no", "fit"] in [line.split() for line in shown.out.splitlines()]
@@ -120,7 +120,7 @@ def test_a_budget_that_no_plan_fits_has_a_row() -> None:
     assert json.loads(Path("a.json").read_text(encoding="utf-8"))["budget_bytes"] > 0
 
 
-def test_a_budget_may_fit_some_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_may_fit_some_of_several(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(command, "MAX_WORKERS", 1)
     onnx.save(chain(5, batch=64), "small.onnx")
     two = ("chain.onnx", "small.onnx", "--solvers", "store-all")
@@ -130,7 +130,7 @@ def test_a_budget_may_fit_some_of_several(monkeypatch: pytest.MonkeyPatch) -> No
     assert "no plan fits for any of 2 networks, the first because no plan fits 1,000 bytes" in shown.err
 
 
-def test_several_models_with_solvers_are_several_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_models_with_solvers_are_several_networks(monkeypatch: pytest.MonkeyPatch):
     asked: list[bool] = []
 
     def noted(*models: str, each: bool, **options: object) -> Comparison:
@@ -161,7 +161,7 @@ def test_several_models_with_solvers_are_several_networks(monkeypatch: pytest.Mo
         (("chain.onnx", "a/renamed.onnx", "b/renamed.onnx", "--carry-over", "p"), "two models have the same name"),
     ],
 )
-def test_errors_are_one_line(arguments: tuple[str, ...], words: str) -> None:
+def test_errors_are_one_line(arguments: tuple[str, ...], words: str):
     for folder in ("a", "b"):
         Path(folder).mkdir()
         Path(folder, "renamed.onnx").write_bytes(Path("renamed.onnx").read_bytes())

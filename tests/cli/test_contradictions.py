@@ -74,9 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_no_option_is_ignored(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: str
-) -> None:
+def test_no_option_is_ignored(folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: str):
     monkeypatch.chdir(folder)
     before = set(folder.iterdir())
     error = run_command(*words, code=2).err
@@ -94,23 +92,23 @@ def test_no_option_is_ignored(
         (lambda model: bench(model, device="a100", calibrate="times.json"), "both sources of durations"),
     ],
 )
-def test_no_argument_is_ignored(call: Callable[[onnx.ModelProto], object], words: str) -> None:
+def test_no_argument_is_ignored(call: Callable[[onnx.ModelProto], object], words: str):
     with pytest.raises(OnnxgcError, match=words):
         call(chain(2, batch=64))
 
 
 @pytest.mark.parametrize("budget, limit", [("4.5", 4.5), (4.5, 4.5), ("5", 5), ("6.2", 6), ("100%", 4.5), (1.0, 4.5)])
-def test_a_budget_of_a_bare_graph_is_a_size_in_its_unit(folder: Path, budget: Any, limit: float) -> None:
+def test_a_budget_of_a_bare_graph_is_a_size_in_its_unit(folder: Path, budget: Any, limit: float):
     """Sizes are 1.5 each; a limit is rounded down to a multiple of what all are multiples of."""
     assert onnxgc.solve(folder / "operators.json", budget=budget).report["budget"] == limit
 
 
-def test_a_fraction_up_to_1_is_a_share(folder: Path) -> None:
+def test_a_fraction_up_to_1_is_a_share(folder: Path):
     with pytest.raises(OnnxgcError, match=r"no sequence fits 3\.5"):
         onnxgc.solve(folder / "operators.json", budget=".8")
 
 
-def test_a_run_that_is_done_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_that_is_done_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(folder)
     state = str(tmp_path / "run.safetensors")
     for is_done in (False, True):

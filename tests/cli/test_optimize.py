@@ -29,7 +29,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "chain.onnx"
 
 
-def test_memory_and_time_are_shown_with_lower_bounds(model: str) -> None:
+def test_memory_and_time_are_shown_with_lower_bounds(model: str):
     shown = run_command("optimize", model, *QUICK, "--budget", "60%", "--order", "fixed", "--device", "a100")
     assert not shown.err
     lines = shown.out.splitlines()
@@ -49,7 +49,7 @@ def test_memory_and_time_are_shown_with_lower_bounds(model: str) -> None:
     assert "one core of a CPU" in feasible
 
 
-def test_figures_as_json(model: str) -> None:
+def test_figures_as_json(model: str):
     shown = run_command("optimize", model, *QUICK, "--budget", "min", "--json", "-")
     report = json.loads(shown.out)
     assert set(report["budget"]) >= {
@@ -64,7 +64,7 @@ def test_figures_as_json(model: str) -> None:
     assert "planning" not in shown.err
 
 
-def test_the_trade_off_is_a_table_and_a_picture(model: str) -> None:
+def test_the_trade_off_is_a_table_and_a_picture(model: str):
     arguments = ("--pareto", "--budget", "70%", "--json", "figures.json")
     shown = run_command("optimize", model, *QUICK[:-1], "0", *arguments).out
     frontier = json.loads(Path("figures.json").read_text())["frontier"]
@@ -83,7 +83,7 @@ def test_the_trade_off_is_a_table_and_a_picture(model: str) -> None:
     assert "\x1b" not in shown
 
 
-def test_the_lowest_peak_within_an_extra_time(model: str) -> None:
+def test_the_lowest_peak_within_an_extra_time(model: str):
     assert "extra time allowed" in run_command("optimize", model, *QUICK, "--extra-time", "10%").out
 
 
@@ -100,7 +100,7 @@ def test_the_lowest_peak_within_an_extra_time(model: str) -> None:
         (("--extra-time", "often"), "'often' is not a valid share"),
     ],
 )
-def test_a_mistake_is_one_line_and_writes_nothing(model: str, arguments: tuple[str, ...], words: str) -> None:
+def test_a_mistake_is_one_line_and_writes_nothing(model: str, arguments: tuple[str, ...], words: str):
     Path("notes.txt").write_text("no times")
     before = sorted(os.listdir())
     shown = run_command("optimize", model, "out.onnx", "--no-check", *arguments, code=2)
@@ -109,7 +109,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(model: str, arguments: tuple[s
     assert sorted(os.listdir()) == before
 
 
-def test_a_budget_that_no_plan_fits_has_exit_code_3(model: str) -> None:
+def test_a_budget_that_no_plan_fits_has_exit_code_3(model: str):
     shown = run_command("optimize", model, "out.onnx", "--no-check", "--budget", "10%", code=3)
     assert shown.err.startswith("onnxgc: no plan fits ")
     assert "Tanh_h9/grad" in shown.err
@@ -129,7 +129,7 @@ main()
 @pytest.mark.parametrize(
     "budget, heard, code", [("30%", b"% extra time", 0), ("393216", b"no plan yet", 130)], ids=["plan", "none"]
 )
-def test_ctrl_c_gives_the_best_plan_so_far_if_there_is_one(model: str, budget: str, heard: bytes, code: int) -> None:
+def test_ctrl_c_gives_the_best_plan_so_far_if_there_is_one(model: str, budget: str, heard: bytes, code: int):
     import pty
 
     ours, theirs = pty.openpty()
@@ -167,7 +167,7 @@ def run(*arguments: str, code: int = 0) -> Done:
 
 
 @pytest.mark.parametrize("options", [[], ["--budget", "60%", "--step-limit", "2"], ["--solver", "chen-sqrt"]])
-def test_a_plan_from_a_file_gives_the_same_training_file(options: list[str], model: str) -> None:
+def test_a_plan_from_a_file_gives_the_same_training_file(options: list[str], model: str):
     assert "wrote plan.json" in run(model, "first.onnx", "--save-plan", "plan.json", *options).out
     assert json.loads(Path("plan.json").read_text(encoding="utf-8"))["kind"] == "onnxgc.plan"
     run(model, "second.onnx", "--plan", "plan.json")
@@ -177,7 +177,7 @@ def test_a_plan_from_a_file_gives_the_same_training_file(options: list[str], mod
     assert graphs[0] == graphs[1] == graphs[2]
 
 
-def test_a_plan_excludes_the_options_of_a_search(model: str) -> None:
+def test_a_plan_excludes_the_options_of_a_search(model: str):
     run(model, "training.onnx")
     for option in (["--budget", "60%"], ["--solver", "acg"], ["--checkpoints", "h1"], ["--pareto"]):
         assert "a plan replaces a search" in run(model, "--plan", "training.onnx", *option, "--dry-run", code=2).err
@@ -186,7 +186,7 @@ def test_a_plan_excludes_the_options_of_a_search(model: str) -> None:
     assert "--save-plan" in run(model, "training.onnx", "--save-plan", "training.onnx", code=2).err
 
 
-def test_the_result_of_a_search_is_a_plan() -> None:
+def test_the_result_of_a_search_is_a_plan():
     found = onnxgc.optimize(chain(), check=False)
     again = onnxgc.optimize(chain(), check=False, plan=found)
     for key in ("planned", "checkpoints"):
@@ -196,7 +196,7 @@ def test_the_result_of_a_search_is_a_plan() -> None:
         onnxgc.optimize(chain(), plan=found, solver="acg")
 
 
-def test_verbose_and_quiet(model: str) -> None:
+def test_verbose_and_quiet(model: str):
     usual = run(model, "--dry-run").out
     assert "memory over one step" in usual
     assert "checkpoints: " not in usual
@@ -209,7 +209,7 @@ def test_verbose_and_quiet(model: str) -> None:
     assert not shown.err
 
 
-def test_a_plan_for_another_file_gives_a_note(tmp_path: Path) -> None:
+def test_a_plan_for_another_file_gives_a_note(tmp_path: Path):
     for name in ("one", "other"):
         onnx.save(chain(4), tmp_path / f"{name}.onnx")
     found = optimize(tmp_path / "one.onnx", check=False)
@@ -222,7 +222,7 @@ def test_a_plan_for_another_file_gives_a_note(tmp_path: Path) -> None:
     assert "the plan was made for 'folder/one.onnx'" in notes[1]
 
 
-def test_a_page_is_written_with_the_settings_of_the_call(model: str) -> None:
+def test_a_page_is_written_with_the_settings_of_the_call(model: str):
     call = (model, "--dry-run", "--no-check", "--loss", "mse", "--freeze", "w0", "--freeze", "w1")
     assert "wrote a.html" in run_command("optimize", *call, "--report", "a.html", "--json", "a.json").out
     text = Path("a.html").read_text(encoding="ascii")
@@ -246,7 +246,7 @@ def test_a_page_is_written_with_the_settings_of_the_call(model: str) -> None:
 )
 def test_an_unusable_path_is_rejected_before_any_work(
     model: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(command, "optimize", lambda *_, **__: pytest.fail("work was done"))
     shown = run_command("optimize", model, "out.onnx", *arguments, code=2)
     assert shown.out == ""

@@ -42,7 +42,7 @@ def solve(tmp_path: Path) -> Command:
     return Command(tmp_path)
 
 
-def test_figures_of_a_chain(solve: Command) -> None:
+def test_figures_of_a_chain(solve: Command):
     found = solve.found(CHAIN)
     assert found.pop("seconds") >= 0
     assert found == {
@@ -51,7 +51,7 @@ def test_figures_of_a_chain(solve: Command) -> None:
     }  # fmt: skip
 
 
-def test_interior_only_leaves_source_and_target_out(solve: Command) -> None:
+def test_interior_only_leaves_source_and_target_out(solve: Command):
     found = solve.found(CHAIN, "--interior-only")
     assert (found["objective"], found["lower_bound"], found["checkpoints"]) == (5, 5, [2])
     single = {"vertices": [{"id": "x", "size": 4}], "edges": [], "source": "x", "target": "x"}
@@ -59,7 +59,7 @@ def test_interior_only_leaves_source_and_target_out(solve: Command) -> None:
     assert solve.found(single, "--interior-only")["objective"] == 0
 
 
-def test_objectives(solve: Command) -> None:
+def test_objectives(solve: Command):
     document = chain_of(0, 1, 1, 1, 9, 7, 0)
     document["edges"].append([1, 4])
     assert solve.found(document, "--objective", "paper")["solver"] == "acg"
@@ -72,7 +72,7 @@ def test_objectives(solve: Command) -> None:
     assert "has the objective 'paper', not 'peak'" in solve.refusal(document, "--solver", "acg", "--objective", "peak")
 
 
-def test_numbers_of_single_solvers(solve: Command) -> None:
+def test_numbers_of_single_solvers(solve: Command):
     chain = chain_of(*[2] * 13)
     kept = [len(solve.found(chain, "--solver", "revolve", "--slots", str(slots))["checkpoints"]) for slots in (1, 4)]
     assert kept[0] < kept[1]
@@ -80,11 +80,11 @@ def test_numbers_of_single_solvers(solve: Command) -> None:
     assert many["objective"] <= one["objective"]
 
 
-def test_fractions_keep_their_unit(solve: Command) -> None:
+def test_fractions_keep_their_unit(solve: Command):
     assert solve.found(chain_of(5 / 8, 4 / 8, 1 / 8, 4 / 8, 3 / 8))["objective"] == 13 / 8
 
 
-def test_given_checkpoints(solve: Command) -> None:
+def test_given_checkpoints(solve: Command):
     found = solve.found(CHAIN, "--checkpoints", "3,1")
     assert (found["solver"], found["status"]) == ("manual", "feasible")
     assert (found["objective"], found["checkpoints"]) == (17, [0, 1, 3, 4])
@@ -93,7 +93,7 @@ def test_given_checkpoints(solve: Command) -> None:
     assert "needs --checkpoints" in solve.refusal(CHAIN, "--solver", "manual")
 
 
-def test_json_into_a_file(solve: Command, tmp_path: Path) -> None:
+def test_json_into_a_file(solve: Command, tmp_path: Path):
     done = solve(CHAIN, "--json", str(tmp_path / "found.json"))
     assert (done.out, done.err) == ("", "")
     assert json.loads((tmp_path / "found.json").read_text())["objective"] == 13
@@ -101,7 +101,7 @@ def test_json_into_a_file(solve: Command, tmp_path: Path) -> None:
     solve.refusal(CHAIN, "--json", str(tmp_path / "nowhere" / "found.json"))
 
 
-def test_time_limit_and_seed(solve: Command) -> None:
+def test_time_limit_and_seed(solve: Command):
     row = chain_of(*(Random(n).randint(1, 1000) for n in range(300)))
     hurried = solve.found(row, "--time-limit", "0")
     assert hurried["status"] == "feasible"
@@ -110,7 +110,7 @@ def test_time_limit_and_seed(solve: Command) -> None:
     assert drawn[0]["checkpoints"] == drawn[1]["checkpoints"] != drawn[2]["checkpoints"]
 
 
-def test_a_solver_rejects_unsuitable_graphs(solve: Command) -> None:
+def test_a_solver_rejects_unsuitable_graphs(solve: Command):
     ring = {
         "vertices": [{"id": name, "size": 1} for name in "0123"],
         "edges": [["0", "1"], ["0", "2"], ["1", "3"], ["2", "3"]],
@@ -132,18 +132,18 @@ def test_a_solver_rejects_unsuitable_graphs(solve: Command) -> None:
         ({key: part for key, part in CHAIN.items() if key != "edges"}, "no 'edges'"),
     ],
 )
-def test_bad_graphs_are_one_line(solve: Command, document: Any, message: str) -> None:
+def test_bad_graphs_are_one_line(solve: Command, document: Any, message: str):
     assert message in solve.refusal(document)
 
 
-def test_a_missing_file() -> None:
+def test_a_missing_file():
     assert (
         run_command("solve", "nowhere.json", code=2).err
         == "onnxgc: cannot read the graph 'nowhere.json': No such file or directory\n"
     )
 
 
-def test_a_budget_below_the_kept_outputs_is_rejected(solve: Command) -> None:
+def test_a_budget_below_the_kept_outputs_is_rejected(solve: Command):
     nodes = [{"id": number, "size": 5, "duration": 1} for number in range(3)]
     err = solve.refusal({"nodes": nodes, "edges": []}, "--budget", "10", code=3)
     assert err == "onnxgc: no sequence fits 10: unread outputs are kept, 15 in total; give at least that\n"

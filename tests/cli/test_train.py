@@ -21,7 +21,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez("digits.npz", **arrays, image_test=test["image"][:96], labels_test=test["labels"][:96])
 
 
-def test_a_run_is_saved_resumed_and_written_back() -> None:
+def test_a_run_is_saved_resumed_and_written_back():
     base = ("train", "model.onnx", "--data", "digits.npz", "--lr", "3e-3", "--threads", "1")
     shown = call(*base, "--epochs", "2", "--out", "whole.onnx", "--json", "whole.json").out
     assert "9,978 parameters in 8 tensors, adamw, batches of 32" in shown
@@ -38,7 +38,7 @@ def test_a_run_is_saved_resumed_and_written_back() -> None:
     assert whole == again
 
 
-def test_all_settings_reach_the_run() -> None:
+def test_all_settings_reach_the_run():
     options = ("--optimizer", "sgd", "--momentum", "0.9", "--nesterov", "--weight-decay", "1e-4")
     more = ("--clip-norm", "1", "--schedule", "cosine", "--warm-up", "2", "--accumulate", "2", "--batch", "16")
     plan = ("--budget", "95%", "--time-limit", "1", "--loss", "cross-entropy", "--freeze", "conv1.*")
@@ -55,7 +55,7 @@ def test_all_settings_reach_the_run() -> None:
     assert "conv1.weight" not in state.arrays
 
 
-def test_a_training_file_with_its_model() -> None:
+def test_a_training_file_with_its_model():
     shapes = ("--input-shapes", "image:64,1,8,8")
     call("optimize", "model.onnx", "t.onnx", *shapes, "--optimizer", "adamw", "--no-check", "-q")
     with_model = ("--data", "digits.npz", "--model", "model.onnx", "--out", "trained.onnx")
@@ -77,7 +77,7 @@ def test_a_training_file_with_its_model() -> None:
         (("model.onnx", "--data", "other.npz"), "the data has no 'image'"),
     ],
 )
-def test_mistakes_are_one_line_and_write_nothing(words: tuple[str, ...], expected: str) -> None:
+def test_mistakes_are_one_line_and_write_nothing(words: tuple[str, ...], expected: str):
     Path("bad.safetensors").write_bytes(b"no state")
     np.savez("other.npz", picture=np.zeros((4, 1, 8, 8), np.float32), mask=np.zeros(4), labels=np.zeros(4, int))
     before = {path: path.read_bytes() for path in Path().iterdir()}
@@ -86,12 +86,12 @@ def test_mistakes_are_one_line_and_write_nothing(words: tuple[str, ...], expecte
     assert {path: path.read_bytes() for path in Path().iterdir()} == before
 
 
-def test_a_file_without_an_optimizer_is_rejected() -> None:
+def test_a_file_without_an_optimizer_is_rejected():
     call("optimize", "model.onnx", "t.onnx", "--no-check", "-q")
     assert "has no optimizer" in call("train", "t.onnx", "--data", "digits.npz", code=2).err
 
 
-def test_a_run_that_cannot_be_saved_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_be_saved_continues(monkeypatch: pytest.MonkeyPatch):
     def gone(*_: Any) -> dict[str, float]:
         shutil.rmtree("states", ignore_errors=True)
         return {}

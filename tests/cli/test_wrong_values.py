@@ -53,7 +53,7 @@ def rejected(*arguments: str) -> str:
         (("inspect", "m.onnx", "--freeze", "a", "--freeze", ""), "'--freeze': the value is empty"),
     ],
 )  # fmt: skip
-def test_an_invalid_value_is_rejected(arguments: tuple[str, ...], expected: str) -> None:
+def test_an_invalid_value_is_rejected(arguments: tuple[str, ...], expected: str):
     line = rejected(*arguments)
     assert expected in line
     assert line.endswith(f"; see `onnxgc {arguments[0]} --help`")
@@ -72,7 +72,7 @@ def test_an_invalid_value_is_rejected(arguments: tuple[str, ...], expected: str)
         ("verify", "m.onnx/x", "'m.onnx/x' cannot be read: Not a directory"),
     ],
 )
-def test_a_file_that_is_not_a_model_is_rejected_by_all_commands(command: str, model: str, expected: str) -> None:
+def test_a_file_that_is_not_a_model_is_rejected_by_all_commands(command: str, model: str, expected: str):
     more = {"verify": (model,), "train": ("--data", "d.npz")}.get(command, ())
     assert expected in rejected(command, model, *more)
 
@@ -91,11 +91,11 @@ def test_a_file_that_is_not_a_model_is_rejected_by_all_commands(command: str, mo
         (("bench", "m.onnx", "--step-limit", "3"), "--step-limit applies to a budget only"),
     ],
 )
-def test_unsuitable_files_and_options_are_rejected(arguments: tuple[str, ...], expected: str) -> None:
+def test_unsuitable_files_and_options_are_rejected(arguments: tuple[str, ...], expected: str):
     assert expected in rejected(*arguments)
 
 
-def test_a_time_limit_of_0_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_of_0_is_passed_on(monkeypatch: pytest.MonkeyPatch):
     asked: dict[str, Any] = {}
 
     def trainer(*_: object, **options: Any) -> None:

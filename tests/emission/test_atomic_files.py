@@ -61,7 +61,7 @@ def is_interrupted(changes: int, value: float, path: Path) -> bool:
     return False
 
 
-def test_an_interrupted_write_leaves_a_complete_model(tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_a_complete_model(tmp_path: Path):
     max_changes = 8
     found = set()
     for first, second in product(range(max_changes), repeat=2):
@@ -85,7 +85,7 @@ def test_an_interrupted_write_leaves_a_complete_model(tmp_path: Path) -> None:
 
 def test_without_disk_space_for_a_copy_the_weights_keep_their_temporary_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 

@@ -23,12 +23,12 @@ def chain(*operators: str, last: str = "y") -> list[Node]:
     return [Node(op, (tensors[i],), (tensors[i + 1],)) for i, op in enumerate(operators)]
 
 
-def test_a_tensor_takes_the_name_of_one_that_died_earlier() -> None:
+def test_a_tensor_takes_the_name_of_one_that_died_earlier():
     found = names(chain("Neg", "Exp", "Neg", "Exp", "Neg"), 1000)
     assert found == {"t0": "d0", "t1": "d1", "t2": "d0", "t3": "d1"}
 
 
-def test_a_buffer_is_not_kept_beyond_the_peak() -> None:
+def test_a_buffer_is_not_kept_beyond_the_peak():
     """t0 and t3 have equal dimensions; two large tensors are live between their lifetimes."""
     nodes = chain("Neg", "Exp", "Neg", "Exp", "Neg")
     gap, matrix = 2 * LARGE.size_bytes, MATRIX.size_bytes
@@ -37,7 +37,7 @@ def test_a_buffer_is_not_kept_beyond_the_peak() -> None:
     assert names(nodes, gap + matrix - 1, **types)["t3"] not in ("d0", "d1", "d2")
 
 
-def test_a_kept_buffer_counts_for_the_next_one() -> None:
+def test_a_kept_buffer_counts_for_the_next_one():
     """Two pairs of tensors with the same gap, and memory for one of them."""
     other = TensorType(onnx.TensorProto.FLOAT, (2, 8))
     nodes = [
@@ -57,12 +57,12 @@ def test_a_kept_buffer_counts_for_the_next_one() -> None:
     assert names(nodes, room + other.size_bytes, **types)["b2"] == found["b"]
 
 
-def test_in_place_operators_keep_the_name_of_their_input() -> None:
+def test_in_place_operators_keep_the_name_of_their_input():
     found = names(chain("Neg", "Relu", "Sigmoid", "Neg"), 1000)
     assert found == {"t0": "d0", "t1": "d0", "t2": "d0"}
 
 
-def test_a_view_extends_the_lifetime_of_its_source() -> None:
+def test_a_view_extends_the_lifetime_of_its_source():
     nodes = [
         Node("Neg", ("x",), ("a",)),
         Node("Reshape", ("a", "shape"), ("view",)),
@@ -76,7 +76,7 @@ def test_a_view_extends_the_lifetime_of_its_source() -> None:
     assert found["d"] in (found["a"], found["b"])
 
 
-def test_outputs_scalars_and_numbered_tensors_have_no_name() -> None:
+def test_outputs_scalars_and_numbered_tensors_have_no_name():
     nodes = [
         Node("Shape", ("x",), ("shape",)),
         Node("ReduceSum", ("x",), ("sum",)),

@@ -25,7 +25,7 @@ def training_file(text: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_form_of_a_plan_reads_as_the_same_plan(plan: CheckpointPlan, tmp_path: Path) -> None:
+def test_every_form_of_a_plan_reads_as_the_same_plan(plan: CheckpointPlan, tmp_path: Path):
     as_json = plan_as_json(plan, "peak")
     write_plan(plan, tmp_path / "plan.json", solver="peak", model="model.onnx")
     proto = training_file(json.dumps(as_json))
@@ -41,7 +41,7 @@ def test_every_form_of_a_plan_reads_as_the_same_plan(plan: CheckpointPlan, tmp_p
     assert [plan_of(form) for form in forms] == [plan] * len(forms)
 
 
-def test_names_of_checkpoints_are_a_plan() -> None:
+def test_names_of_checkpoints_are_a_plan():
     assert plan_of(["a", "b"]) == CheckpointPlan(("a", "b"))
 
 
@@ -56,7 +56,7 @@ def test_names_of_checkpoints_are_a_plan() -> None:
         ('{"schema": 1, "checkpoints": [1], "keeps_last_segment": true}', "invalid list of names"),
     ],
 )
-def test_an_invalid_plan_file_raises_one_line(content: str, reason: str, tmp_path: Path) -> None:
+def test_an_invalid_plan_file_raises_one_line(content: str, reason: str, tmp_path: Path):
     (tmp_path / "plan.json").write_text(content, encoding="utf-8")
     with pytest.raises(PlanError, match=reason) as caught:
         plan_of(tmp_path / "plan.json")
@@ -64,7 +64,7 @@ def test_an_invalid_plan_file_raises_one_line(content: str, reason: str, tmp_pat
     assert "\n" not in str(caught.value)
 
 
-def test_unreadable_and_unwritable_files_raise(tmp_path: Path) -> None:
+def test_unreadable_and_unwritable_files_raise(tmp_path: Path):
     for path in (tmp_path / "missing.json", tmp_path):
         with pytest.raises(PlanError, match="cannot read the plan"):
             plan_of(path)
@@ -78,6 +78,6 @@ def test_unreadable_and_unwritable_files_raise(tmp_path: Path) -> None:
         plan_from_json({"schema": 7}, "the plan")
 
 
-def test_earlier_names_of_updates_are_read() -> None:
+def test_earlier_names_of_updates_are_read():
     plan = {"schema": 1, "keeps_last_segment": True, "sequence": ["w/update/w/update/Mul", "w/update/w_new"]}
     assert plan_of(plan).sequence == ("w/update/Mul", "w/update/new")

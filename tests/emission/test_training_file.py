@@ -15,13 +15,13 @@ from onnxgc.model.operators.registry import VIEW_OPERATORS
 from onnxgc.runtime.measure import executed_order
 from onnxgc.runtime.ort import SessionSettings, make_session
 from onnxgc.tracing.optimizers import AdamW
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 
 MODELS = Path(__file__).resolve().parent.parent.parent / "models"
 
 
 def build(body: str, **weights: Array) -> onnx.ModelProto:
-    return with_weights(text_model(body, opset=17, ir_version=9), **weights)
+    return model_of(body, opset=17, ir_version=9, **weights)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def metadata(proto: onnx.ModelProto | onnx.NodeProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in proto.metadata_props}
 
 
-def test_versions_inputs_and_outputs(resnet: OptimizeResult) -> None:
+def test_versions_inputs_and_outputs(resnet: OptimizeResult):
     proto = resnet.training_graph.model
     onnx.checker.check_model(proto, full_check=True)
     assert proto.ir_version == 9
@@ -56,7 +56,7 @@ def test_versions_inputs_and_outputs(resnet: OptimizeResult) -> None:
             assert shapes[f"{tensor.name}_grad"] == list(tensor.dims)
 
 
-def test_inputs_and_outputs_are_described(resnet: OptimizeResult) -> None:
+def test_inputs_and_outputs_are_described(resnet: OptimizeResult):
     source = build("(float[8, 4] x) => (float[8, 4] y) { y = MatMul (x, w) }", w=normal(4, 4))
     updating = optimize(source, loss="mse", optimizer=AdamW(clip_norm=1.0), check=False)
     found: dict[str, str] = {}
@@ -69,7 +69,7 @@ def test_inputs_and_outputs_are_described(resnet: OptimizeResult) -> None:
     assert found["fc.bias_grad"] == "gradient of fc.bias"
 
 
-def test_every_inner_tensor_has_a_type(resnet: OptimizeResult) -> None:
+def test_every_inner_tensor_has_a_type(resnet: OptimizeResult):
     graph = resnet.training_graph.model.graph
     typed = {value.name: value.type.tensor_type.shape.dim for value in (*graph.value_info, *graph.output)}
     assert all(name in typed for node in graph.node for name in node.output)
@@ -79,7 +79,7 @@ def test_every_inner_tensor_has_a_type(resnet: OptimizeResult) -> None:
     assert all(dimensions[0].dim_param for dimensions in empty)
 
 
-def test_first_dimensions_have_few_names(resnet: OptimizeResult) -> None:
+def test_first_dimensions_have_few_names(resnet: OptimizeResult):
     """On loading, the runtime compares each new tensor with all dead buffers, at least one per name."""
     graph = resnet.training_graph.model.graph
     types = {value.name: value.type.tensor_type.shape.dim for value in graph.value_info}
@@ -93,7 +93,7 @@ def test_first_dimensions_have_few_names(resnet: OptimizeResult) -> None:
     assert len(set(names)) < 0.3 * len(names)
 
 
-def test_node_annotations(resnet: OptimizeResult) -> None:
+def test_node_annotations(resnet: OptimizeResult):
     graph = resnet.training_graph.model.graph
     sources = {node.name for node in onnx.load(MODELS / "resnet18.onnx").graph.node}
     roles = []
@@ -109,7 +109,7 @@ def test_node_annotations(resnet: OptimizeResult) -> None:
     assert "backward" not in roles[: roles.index("recompute")] or roles.index("backward") > roles.index("forward")
 
 
-def test_metadata(resnet: OptimizeResult) -> None:
+def test_metadata(resnet: OptimizeResult):
     values = metadata(resnet.training_graph.model)
     plan = json.loads(values["onnxgc.plan"])
     assert plan["checkpoints"] == list(resnet.plan.checkpoints)
@@ -124,13 +124,13 @@ def test_metadata(resnet: OptimizeResult) -> None:
     assert names["statistics"]["bn1.running_mean"] == "bn1.running_mean_new"
 
 
-def test_source_metadata_is_kept() -> None:
+def test_source_metadata_is_kept():
     model = build("(float[2,3] x) => (float[2,3] y) {y = MatMul(x, w)}", w=normal(3, 3))
     model.metadata_props.add(key="author", value="someone")
     assert metadata(optimize(model, loss="mse").training_graph.model)["author"] == "someone"
 
 
-def test_the_file_runs_alone_and_a_binding_overrides_a_parameter() -> None:
+def test_the_file_runs_alone_and_a_binding_overrides_a_parameter():
     model = build("(float[2,3] x) => (float[2,3] y) {y = MatMul(x, w)}", w=normal(3, 3))
     session = make_session(optimize(model, loss="mse").training_graph.model, threads=1)
     feeds = {"x": normal(2, 3), "target": normal(2, 3)}
@@ -143,7 +143,7 @@ def test_the_file_runs_alone_and_a_binding_overrides_a_parameter() -> None:
     np.testing.assert_allclose(gradient, 8 * own_gradient, rtol=1e-6)
 
 
-def test_taken_names_get_a_suffix_and_the_metadata_lists_them() -> None:
+def test_taken_names_get_a_suffix_and_the_metadata_lists_them():
     text = """(float[2,3] loss, float[2,3] labels, float[2,3] w_grad) => (float[2,3] target) {
         loss_scale = MatMul(loss, w)
         barrier_zero = Add(loss_scale, labels)
@@ -161,7 +161,7 @@ def test_taken_names_get_a_suffix_and_the_metadata_lists_them() -> None:
     assert names["gradients"]["w"] != "w_grad"
 
 
-def test_keep_outputs_returns_the_models_own_except_inputs() -> None:
+def test_keep_outputs_returns_the_models_own_except_inputs():
     body = "(float[2,3] x) => (float[2,3] y, float[2,3] x, float[3,3] w) {a = MatMul(x, w) y = Relu(a)}"
     model = build(body, w=normal(3, 3))
     plain = optimize(model, loss="mse").training_graph.model
@@ -176,7 +176,7 @@ def test_keep_outputs_returns_the_models_own_except_inputs() -> None:
     assert note == "--keep-outputs excludes 'x', 'w', which are inputs of the step"
 
 
-def test_a_branch_that_captures_tensors_runs_once() -> None:
+def test_a_branch_that_captures_tensors_runs_once():
     """Only frozen weights precede it, and its subgraphs' inputs are live when it runs."""
     body = """(float[2,3] x) => (float[2,3] y) {
         total = ReduceSum<keepdims=0>(x)  condition = Greater(total, zero)
@@ -195,7 +195,7 @@ def test_a_branch_that_captures_tensors_runs_once() -> None:
     assert np.linalg.norm(gradient) > 0
 
 
-def test_frozen_weights_are_not_inputs() -> None:
+def test_frozen_weights_are_not_inputs():
     text = "(float[2,3] x) => (float[2,3] y) {a = MatMul(x, w) y = MatMul(a, v)}"
     model = build(text, w=normal(3, 3), v=2 * normal(3, 3))
     graph = optimize(model, loss="mse", freeze=["w"]).training_graph.model.graph
@@ -204,7 +204,7 @@ def test_frozen_weights_are_not_inputs() -> None:
     assert [value.name for value in graph.output] == ["loss", "v_grad"]
 
 
-def test_dropout_draws_one_mask_per_step_under_every_setting() -> None:
+def test_dropout_draws_one_mask_per_step_under_every_setting():
     """Forward and recomputation drop the same elements, and the next step drops others."""
     text = """(float[64,64] x) => (float[64,64] y) {
         a = MatMul(x, w)  b = Dropout(a)  c = Relu(b)  d = MatMul(c, u)  e = Relu(d)  y = MatMul(e, v)
@@ -239,7 +239,7 @@ def test_dropout_draws_one_mask_per_step_under_every_setting() -> None:
         ("AveragePool <ceil_mode = 1, kernel_shape = [2, 2], strides = [2, 2], pads = [1, 1, 1, 1]>", (7, 7)),
     ],
 )
-def test_pooling_with_ceil_mode_has_one_shape_everywhere(pool: str, size: tuple[int, int]) -> None:
+def test_pooling_with_ceil_mode_has_one_shape_everywhere(pool: str, size: tuple[int, int]):
     """The checker, every session and the source model agree on the extent."""
     height, width = size
     text = f"""(float[2,3,{height},{width}] x) => (float[2,3,a,b] y) {{
@@ -257,7 +257,7 @@ def test_pooling_with_ceil_mode_has_one_shape_everywhere(pool: str, size: tuple[
 
 
 @pytest.mark.parametrize("name", ["out.textproto", "out.json"])
-def test_the_suffix_of_a_text_format_raises(name: str, tmp_path: Path) -> None:
+def test_the_suffix_of_a_text_format_raises(name: str, tmp_path: Path):
     source = build("(float[2,3] x) => (float[2,3] y) { y = MatMul(x, w) }", w=normal(3, 3))
     with pytest.raises(OutputFileError, match=r"the file is binary, and \.\w+ is for text") as caught:
         optimize(source, tmp_path / name, loss="mse")

@@ -1,7 +1,5 @@
 """The loops of docs/examples, all from the same pair of files: equal to NumPy's to the bit, in wasm to rounding."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import http.server
@@ -101,15 +99,15 @@ def _install_packages() -> None:
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
-def test_programs_are_short(path: Path) -> None:
+def test_programs_are_short(path: Path):
     assert len(path.read_text(encoding="utf-8").splitlines()) < MAX_LINES
 
 
-def test_the_lock_file_names_no_host() -> None:
+def test_the_lock_file_names_no_host():
     assert not re.findall(r"https?://[^\s\"]+", (EXAMPLES / "package-lock.json").read_text(encoding="utf-8"))
 
 
-def test_python_trains_like_the_trainer(folder: Path, expected: tuple[Any, float]) -> None:
+def test_python_trains_like_the_trainer(folder: Path, expected: tuple[Any, float]):
     losses, accuracy = expected
     assert len(losses) == 138
     assert accuracy > 0.95 > 1.5 * losses[-1]
@@ -120,7 +118,7 @@ def test_python_trains_like_the_trainer(folder: Path, expected: tuple[Any, float
 
 
 @pytest.mark.parametrize("package, tolerance", [("onnxruntime-node", 0.0), ("onnxruntime-web", 1e-6)])
-def test_node_and_wasm(folder: Path, expected: tuple[Any, float], package: str, tolerance: float) -> None:
+def test_node_and_wasm(folder: Path, expected: tuple[Any, float], package: str, tolerance: float):
     node = program("node")
     install_packages()
     losses, accuracy = results_of(node, EXAMPLES / "node.mjs", package, folder)
@@ -133,7 +131,7 @@ def test_node_and_wasm(folder: Path, expected: tuple[Any, float], package: str, 
     assert (scores.argmax(1) == data["labels_test"]).mean() == pytest.approx(accuracy, abs=0.004)
 
 
-def test_c_api(folder: Path, expected: tuple[Any, float], tmp_path: Path) -> None:
+def test_c_api(folder: Path, expected: tuple[Any, float], tmp_path: Path):
     compiler = program("c++", "g++", "clang++")
     include = next((path for path in HEADERS if (Path(path) / "onnxruntime_c_api.h").exists()), None)
     if include is None:
@@ -147,7 +145,7 @@ def test_c_api(folder: Path, expected: tuple[Any, float], tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_page_in_a_browser(folder: Path, expected: tuple[Any, float], tmp_path: Path) -> None:
+def test_page_in_a_browser(folder: Path, expected: tuple[Any, float], tmp_path: Path):
     browser = program("chromium", "chromium-browser", "google-chrome")
     program("node")
     install_packages()
@@ -176,7 +174,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-def test_javascript_ignores_state_that_is_stored(folder: Path, tmp_path: Path) -> None:
+def test_javascript_ignores_state_that_is_stored(folder: Path, tmp_path: Path):
     """The reason for state as inputs: the values that are fed are not used."""
     node = program("node")
     install_packages()

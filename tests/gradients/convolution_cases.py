@@ -11,7 +11,7 @@ from tests.gradients.gradient_case import Case, Formula, call, case, normal
 
 def _conv(name: str, x: tuple[int, ...], w: tuple[int, ...], attributes: str = "", has_bias: bool = True) -> Case:
     bias = {"b": normal(w[0])} if has_bias else {}
-    return call("Conv", name, attributes, x=normal(*x), w=normal(*w), **bias)
+    return call("Conv", name, attributes, x=x, w=w, **bias)
 
 
 CONVOLUTION_CASES = (
@@ -128,7 +128,7 @@ def _gemm(name: str, attributes: str, *shapes: tuple[int, ...]) -> Case:
 
 
 def _matmul(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> Case:
-    return call("MatMul", name, a=normal(*a), b=normal(*b))
+    return call("MatMul", name, a=a, b=b)
 
 
 def _einsum(name: str, equation: str, *shapes: tuple[int, ...], as_torch: str = "", **settings: Any) -> Case:
@@ -175,7 +175,7 @@ EINSUM_CASES = (
         "Einsum",
         "an operand with itself",
         'y = Einsum<equation="ij,kj->ik">(a, a)',
-        a=normal(3, 4),
+        a=(3, 4),
         formula=lambda o: o["a"] @ o["a"].T,
     ),
 )
@@ -189,9 +189,9 @@ PRODUCT_CASES = (
     _gemm("both transposed, scaled", "transA=1, transB=1, alpha=2.0, beta=0.25", (4, 3), (5, 4), (3, 5)),
     _gemm("C a scalar", "", (3, 4), (4, 5), ()),
     _gemm("one column", "", (3, 4), (4, 1), (1,)),
-    case("Gemm", "A times its own transpose", "y = Gemm<transB=1, alpha=0.5>(a, a)", a=normal(3, 4)),
+    case("Gemm", "A times its own transpose", "y = Gemm<transB=1, alpha=0.5>(a, a)", a=(3, 4)),
     _matmul("2D x 2D", (3, 4), (4, 5)),
-    case("MatMul", "1D x 1D", "s = MatMul(a, b) y = Mul(s, spread)", a=normal(4), b=normal(4), spread=normal(2)),
+    case("MatMul", "1D x 1D", "s = MatMul(a, b) y = Mul(s, spread)", a=(4,), b=(4,), spread=(2,)),
     _matmul("2D x 1D", (3, 4), (4,)),
     _matmul("1D x 3D", (4,), (2, 4, 5)),
     _matmul("3D x 2D", (2, 3, 4), (4, 5)),
@@ -199,14 +199,14 @@ PRODUCT_CASES = (
     _matmul("batch broadcast on both sides", (2, 1, 3, 4), (1, 5, 4, 2)),
     _matmul("batch ranks differ, left broadcast", (1, 2, 4), (2, 3, 4, 5)),
     _matmul("rows, columns and inner of one", (2, 1, 1), (2, 1, 1)),
-    case("MatMul", "a times itself", "y = MatMul(a, a)", a=normal(2, 3, 3)),
+    case("MatMul", "a times itself", "y = MatMul(a, a)", a=(2, 3, 3)),
     case(
         "MatMul",
         "empty inner dimension",
         "p = MatMul(a, b) z = Add(x, p) y = MatMul(z, w)",
-        x=normal(2, 3),
-        w=normal(3, 4),
-        a=normal(2, 0),
-        b=normal(0, 3),
+        x=(2, 3),
+        w=(3, 4),
+        a=(2, 0),
+        b=(0, 3),
     ),
 )

@@ -46,7 +46,7 @@ def _indexed(
     rule: str, name: str, call: str, shape: tuple[int, ...], indices: Any, computed: bool, **settings: Any
 ) -> Case:
     formula = as_runtime(call, {"i": np.asarray(indices)}, shape)
-    return indexed_case(rule, name, call, indices, formula, computed, x=normal(*shape), **settings)
+    return indexed_case(rule, name, call, indices, formula, computed, x=shape, **settings)
 
 
 def _gather(
@@ -95,7 +95,7 @@ def _top_k(name: str, shape: tuple[int, ...], attributes: str, axis: int, larges
         "TopK",
         name,
         f"v, i = {call} y = Mul(v, w)",
-        x=normal(*shape),
+        x=shape,
         w=positive(*spread),
         formula=formula,
         **constants,
@@ -134,7 +134,7 @@ GATHERING_CASES = (
         "Gather",
         "nothing",
         "v = Gather<axis=0>(x, none) u = Gather<axis=0>(x, one) y = Concat<axis=0>(u, v)",
-        x=normal(3, 2),
+        x=(3, 2),
         none=[],
         one=[1],
     ),
@@ -142,7 +142,7 @@ GATHERING_CASES = (
         "Gather",
         "two from one table",
         "u = Gather<axis=0>(x, a) v = Gather<axis=0>(x, b) y = Mul(u, v)",
-        x=normal(4, 3),
+        x=(4, 3),
         a=[0, 2, 2],
         b=[2, 2, 1],
     ),

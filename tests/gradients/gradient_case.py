@@ -6,7 +6,7 @@ so the gradient of each of the operator's inputs is that of a parameter.
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -136,18 +136,21 @@ class Case:
         return [*before, *nodes, *after]
 
 
+_FIELDS = {field.name for field in fields(Case)}
+
+
 def case(rule: str, name: str, body: str, **settings: Any) -> Case:
-    """A case; settings of type `Draw` are operands, arrays and lists are constants."""
-    operands = {key: value for key, value in settings.items() if isinstance(value, Draw)}
-    target = settings.pop("target", None)
-    constants = {key: _constant(value) for key, value in settings.items() if _is_constant(value)}
-    others = {key: value for key, value in settings.items() if key not in operands and key not in constants}
-    return Case(rule, name, body, operands, constants, target=target, **others)
+    """A case; settings that are no fields of `Case` are operands (draws, or shapes of normal ones) or constants."""
+    given = {key: settings.pop(key) for key in [*settings] if key not in _FIELDS}
+    tensors = {key: normal(*value) if isinstance(value, tuple) else value for key, value in given.items()}
+    operands = {key: value for key, value in tensors.items() if isinstance(value, Draw)}
+    constants = {key: _constant(value) for key, value in tensors.items() if key not in operands}
+    return Case(rule, name, body, operands, constants, **settings)
 
 
 def call(rule: str, name: str, attributes: str = "", **settings: Any) -> Case:
     """The case of y = rule<attributes>(operands and constants in their order)."""
-    inputs = ", ".join(key for key, value in settings.items() if isinstance(value, Draw) or _is_constant(value))
+    inputs = ", ".join(key for key in settings if key not in _FIELDS)
     return case(rule, name, f"y = {operator(rule, attributes)}({inputs})", **settings)
 
 
@@ -155,12 +158,9 @@ def operator(op: str, attributes: str) -> str:
     return f"{op}<{attributes}>" if attributes else op
 
 
-def _is_constant(value: object) -> bool:
-    return isinstance(value, (list, np.ndarray)) or type(value) is np.float32
-
-
 def _constant(value: Any) -> Array:
-    return np.asarray(value, None if isinstance(value, (np.ndarray, np.float32)) else np.int64)
+    """Lists are of int64, numbers of float32."""
+    return np.asarray(value, {list: np.int64, float: np.float32}.get(type(value)))
 
 
 def _weight(case: Case, operand: str) -> str:
@@ -212,7 +212,7 @@ def linear_case(rule: str, name: str, call: str, shape: tuple[int, ...], opset: 
         rule,
         name,
         f"v = {call} y = Exp(v)",
-        x=normal(*shape),
+        x=shape,
         opset=opset,
         formula=lambda operands: torch.exp(linear(operands)),
         **constants,

@@ -13,7 +13,7 @@ from tests.gradients.reduction_cases import given
 
 def _lrn(name: str, shape: tuple[int, ...], attributes: str) -> Case:
     # The large alpha makes the second term of the gradient as large as the first.
-    return case("LRN", name, f"y = LRN<{attributes}>(x)", x=normal(*shape))
+    return case("LRN", name, f"y = LRN<{attributes}>(x)", x=shape)
 
 
 def _given_statistics(model: TrainableModel) -> TrainableModel:
@@ -46,7 +46,7 @@ def _batch_norm(rule: str, name: str, shape: tuple[int, ...], attributes: str = 
         name,
         f"y = {operator('BatchNormalization', attributes)}(x, scale, bias, mean, variance)",
         scale=positive(shape[1]),
-        bias=normal(shape[1]),
+        bias=(shape[1],),
         mean=_statistic("mean", shape[1]).float().numpy(),
         variance=_statistic("variance", shape[1]).float().numpy(),
         **settings,
@@ -71,7 +71,7 @@ def _layer(name: str, shape: tuple[int, ...], scale: tuple[int, ...], attributes
     operands |= {} if bias is None else {"bias": normal(*bias)}
     call = ", ".join(operands)
     body = settings.pop("body", f"n = {operator('LayerNormalization', attributes)}({call}) y = Mul(n, w)")
-    return case("LayerNormalization", name, body, **operands, w=normal(*shape), frozen=("w",), **settings)
+    return case("LayerNormalization", name, body, **operands, w=shape, frozen=("w",), **settings)
 
 
 def _layer_formula(axis: int) -> Any:
@@ -153,7 +153,7 @@ def _group(name: str, shape: tuple[int, ...], groups: int, epsilon: float = 1e-5
         f"GroupNormalization<{attributes}>(x, scale, bias)",
         shape,
         scale=positive(count),
-        bias=normal(count),
+        bias=(count,),
         opset=18 if per_group else 21,
         formula=_group_formula(groups, epsilon),
     )
@@ -226,9 +226,9 @@ def _lp_of_zeros(p: int) -> Case:
         "LpNormalization",
         f"a row of zeros, p {p}",
         f"n = LpNormalization<p={p}>(v) m = Mul(n, w) y = Add(x, m)",
-        x=normal(2, 3),
+        x=(2, 3),
         v=given((2, 3), 1.0, -2.0, 0.5, 0.0, 0.0, 0.0),
-        w=normal(2, 3),
+        w=(2, 3),
         frozen=("w",),
         formula=formula,
         smooth=False,

@@ -3,14 +3,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from onnxgc.gradients.pooling import BY_WINDOWS, by_windows
 from onnxgc.model.core.ir import TrainableModel
-from tests.gradients.gradient_case import Case, Formula, as_runtime, call, case, linear_case, normal
+from tests.gradients.gradient_case import Case, Formula, as_runtime, call, case, linear_case
 from tests.gradients.reduction_cases import given
 
 _FEW = (2, 3, 8, 7)
@@ -51,7 +50,7 @@ def _lp_beside_zeros(operands: Mapping[str, Tensor]) -> Tensor:
 
 
 def _whole(rule: str, name: str, shape: tuple[int, ...], attributes: str = "", **settings: Any) -> Case:
-    return call(rule, name, attributes, x=normal(*shape), **settings)
+    return call(rule, name, attributes, x=shape, **settings)
 
 
 def _norm_of_all(p: int) -> Formula:
@@ -87,8 +86,8 @@ POOLING_CASES = (
         "MaxPool",
         "indices read by the model",
         "p, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) c = Cast<to=1>(i) s = Mul(c, small) y = Mul(p, s)",
-        x=normal(2, 3, 4, 6),
-        small=np.float32(0.01),
+        x=(2, 3, 4, 6),
+        small=0.01,
         formula=lambda o: _times_places(o["x"]),
     ),
     _lp("p 1", "kernel_shape=[3,2]", 1),
@@ -106,7 +105,7 @@ POOLING_CASES = (
         "LpPool",
         "a window of zeros",
         "r = LpPool<kernel_shape=[2], strides=[2]>(v) y = Add(x, r)",
-        x=normal(1, 2, 2),
+        x=(1, 2, 2),
         v=given((1, 2, 4), 1.0, -2.0, 0.0, 0.0, 0.5, 0.7, 0.0, 0.0),
         formula=_lp_beside_zeros,
         smooth=False,
@@ -118,7 +117,7 @@ POOLING_CASES = (
         "GlobalLpPool",
         "a channel of zeros",
         "r = GlobalLpPool(v) y = Add(x, r)",
-        x=normal(1, 2, 1),
+        x=(1, 2, 1),
         v=given((1, 2, 3), 1.0, -2.0, 0.5, 0.0, 0.0, 0.0),
         formula=lambda o: o["x"] + F.pad(o["v"][:, :1].norm(dim=2, keepdim=True), (0, 0, 0, 1)),
         smooth=False,
@@ -132,7 +131,7 @@ POOLING_CASES = (
         "GlobalMaxPool",
         "several maxima",
         "m = GlobalMaxPool(v) y = Add(x, m)",
-        x=normal(1, 2, 1),
+        x=(1, 2, 1),
         v=given((1, 2, 3), 1.0, 2.0, 2.0, -1.0, -1.0, -1.0),
         formula=lambda o: o["x"] + F.adaptive_max_pool1d(o["v"], 1),
         smooth=False,
@@ -142,8 +141,8 @@ POOLING_CASES = (
         "what MaxPool took",
         "p, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) "
         "u = MaxUnpool<kernel_shape=[2,2], strides=[2,2]>(p, i) y = Mul(u, w)",
-        x=normal(2, 3, 4, 6),
-        w=normal(2, 3, 4, 6),
+        x=(2, 3, 4, 6),
+        w=(2, 3, 4, 6),
         frozen=("w",),
         formula=lambda o: _unpooled(o) * o["w"],
     ),

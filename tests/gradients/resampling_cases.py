@@ -19,7 +19,7 @@ def _resize(name: str, shape: tuple[int, ...], attributes: str = "", **settings:
     inputs = ", ".join(["x", *(key if key in constants else "" for key in ("roi", "scales", "sizes"))])
     call = f"{operator('Resize', attributes)}({inputs.rstrip(', ')})"
     formula = as_runtime(call, constants, shape, settings.get("opset", 18))
-    return case("Resize", name, f"y = {call}", x=normal(*shape), formula=formula, **constants, **settings)
+    return case("Resize", name, f"y = {call}", x=shape, formula=formula, **constants, **settings)
 
 
 _TRANSFORMATIONS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
@@ -46,7 +46,7 @@ def _of_all_modes() -> tuple[Case, ...]:
 def _older(name: str, call: str, shape: tuple[int, ...], scales: list[float], opset: int) -> Case:
     constants = {"scales": np.asarray(scales, np.float32)} if "scales)" in call else {}
     formula = as_runtime(call, constants, shape, opset)
-    return case("Resize", name, f"y = {call}", x=normal(*shape), formula=formula, opset=opset, **constants)
+    return case("Resize", name, f"y = {call}", x=shape, formula=formula, opset=opset, **constants)
 
 
 def _grid_sample(
@@ -70,7 +70,7 @@ def _grid_sample(
     if mode == "nearest":
         # The derivative with respect to the grid is zero.
         settings.setdefault("frozen", ("grid",))
-    return case("GridSample", name, body, x=normal(*shape), grid=grid, formula=formula, smooth=False, **settings)
+    return case("GridSample", name, body, x=shape, grid=grid, formula=formula, smooth=False, **settings)
 
 
 def _of_all_grids() -> tuple[Case, ...]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.gradients.gathering_cases import from_start, index_axes, indexed_case
-from tests.gradients.gradient_case import Case, case, normal, positive
+from tests.gradients.gradient_case import Case, case, positive
 
 _TORCH_REDUCTION = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
@@ -71,8 +71,8 @@ SCATTERING_CASES = (
         "ScatterElements",
         "frozen updates",
         "y = ScatterElements<axis=1>(x, i, u)",
-        x=normal(2, 4),
-        u=normal(2, 2),
+        x=(2, 4),
+        u=(2, 2),
         i=[[0, 3], [1, -1]],
         frozen=("u",),
         formula=lambda operands: operands["x"].scatter(1, torch.tensor([[0, 3], [1, 3]]), operands["u"]),
@@ -82,7 +82,7 @@ SCATTERING_CASES = (
         "multiplied by zeros",
         'r = Relu(u) v = ScatterElements<axis=1, reduction="mul">(x, i, r) y = Exp(v)',
         x=positive(3, 3),
-        u=normal(3, 4),
+        u=(3, 4),
         i=[[0, 0, 1, 1], [0, 1, 0, 1], [2, 2, 2, 0]],
         formula=lambda operands: torch.exp(
             operands["x"].scatter_reduce(

@@ -51,7 +51,7 @@ def total(planned: PlannedStep, *, has_barriers: bool = False) -> OperatorCost:
     return step_costs(planned.step, planned.schedule, device("h200"), has_barriers=has_barriers)[-1]
 
 
-def test_the_forms_have_fewer_nodes_and_bytes_and_no_slow_reduction_or_large_filter() -> None:
+def test_the_forms_have_fewer_nodes_and_bytes_and_no_slow_reduction_or_large_filter():
     cpu, cuda = (total(planned_step(provider, "store-all")) for provider in ("cpu", "cuda"))
     assert cuda.nodes < 0.65 * cpu.nodes
     assert cuda.kernels < 0.75 * cpu.kernels
@@ -60,7 +60,7 @@ def test_the_forms_have_fewer_nodes_and_bytes_and_no_slow_reduction_or_large_fil
     assert cuda.slow_bytes == 0 == cuda.large_filters
 
 
-def test_the_expected_time_is_near_the_recorded_one() -> None:
+def test_the_expected_time_is_near_the_recorded_one():
     """Of the forms for CPUs, which ran on an H200."""
     record = json.loads((MODELS.parent / "benchmarks/gpu/nvidia-h200.json").read_text())
     recorded = networks_in_forms(record, "cpu")["resnet50"]
@@ -69,7 +69,7 @@ def test_the_expected_time_is_near_the_recorded_one() -> None:
     assert expected == pytest.approx(step_seconds(recorded["regular"]), rel=0.1)
 
 
-def test_plans_and_barriers_change_no_bit_and_both_forms_agree() -> None:
+def test_plans_and_barriers_change_no_bit_and_both_forms_agree():
     planned = planned_step("cuda")
     assert planned.profile.peak_bytes < planned.regular_profile.peak_bytes
     assert total(planned).nodes < total(planned, has_barriers=True).nodes
@@ -83,7 +83,7 @@ def test_plans_and_barriers_change_no_bit_and_both_forms_agree() -> None:
 
 
 @pytest.mark.slow
-def test_running_statistics_of_a_large_batch_agree() -> None:
+def test_running_statistics_of_a_large_batch_agree():
     """Above the rows that CUDA adds in a fixed order, sums are transposed."""
     batch = MAX_ORDERED_ROWS + 1
     one, other = (outputs(planned_step(provider, batch=batch)) for provider in ("cpu", "cuda"))
@@ -93,7 +93,7 @@ def test_running_statistics_of_a_large_batch_agree() -> None:
         np.testing.assert_allclose(other[name], one[name], rtol=1e-5, atol=1e-6)
 
 
-def test_columns_take_free_memory_and_leave_the_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_take_free_memory_and_leave_the_peaks(monkeypatch: pytest.MonkeyPatch):
     planned = planned_step("cuda")
     with monkeypatch.context() as patched:
         patched.setattr("onnxgc.api.planned_step._with_free_memory_used", lambda lean: lean)
@@ -103,7 +103,7 @@ def test_columns_take_free_memory_and_leave_the_peaks(monkeypatch: pytest.Monkey
     assert planned.regular_profile.peak_bytes <= lean.regular_profile.peak_bytes
 
 
-def test_sums_over_many_images_have_a_fixed_order() -> None:
+def test_sums_over_many_images_have_a_fixed_order():
     """No ReduceSum over the first axis has more rows than CUDA adds in a fixed order."""
     step = planned_step("cuda", "store-all", batch=2 * MAX_ORDERED_ROWS + 2).step
     rows = [
@@ -125,7 +125,7 @@ def test_sums_over_many_images_have_a_fixed_order() -> None:
         ((4, 4, 7, 7), "<strides=[2,2]>", "by columns"),
     ],
 )
-def test_the_form_of_a_weight_gradient(weight: tuple[int, ...], attributes: str, form: str) -> None:
+def test_the_form_of_a_weight_gradient(weight: tuple[int, ...], attributes: str, form: str):
     assert [entry.name for entry in WEIGHT_FORMS["cuda"]] == ["pointwise", "depthwise", "by columns"]
     body = f"(float[2, 4, 8, 8] x) => (float[a,b,c,d] y) {{ y = Conv{attributes}(x, w) }}"
     model = read_model(model_of(body, w=weight), provider="cuda")
@@ -133,7 +133,7 @@ def test_the_form_of_a_weight_gradient(weight: tuple[int, ...], attributes: str,
     assert ("Gather" in operators) == (form == "by columns")
 
 
-def test_the_file_records_its_provider_and_is_verified(tmp_path: Path) -> None:
+def test_the_file_records_its_provider_and_is_verified(tmp_path: Path):
     file = tmp_path / "training.onnx"
     source = tmp_path / "digits.onnx"
     onnx.save(digits_network(), source)
@@ -148,7 +148,7 @@ def test_the_file_records_its_provider_and_is_verified(tmp_path: Path) -> None:
     assert checked.holds, [check for check in checked.checks if not check.holds]
 
 
-def test_unknown_names_are_refused() -> None:
+def test_unknown_names_are_refused():
     with pytest.raises(RuntimeUnavailableError, match="unknown provider 'tpu'"):
         optimize(MODELS / "resnet18.onnx", provider="tpu")
     with pytest.raises(PlanError, match="unknown barriers 'some'"):

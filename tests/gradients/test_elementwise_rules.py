@@ -17,7 +17,7 @@ from onnxgc.gradients.registry import STOPS, differentiate
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
 from tests.gradients.gradient_case import case, emitted, positive
-from tests.model.model_helpers import run, text_model, with_weights
+from tests.model.model_helpers import model_of, run, text_model
 
 INF, NAN = np.inf, np.nan
 
@@ -26,7 +26,7 @@ def _model(body: str, operands: Mapping[str, Array], dy: Array, **constants: Arr
     """y by `body` from `operands`, and a loss whose gradient with respect to y is the input dy."""
     dims = ",".join(map(str, dy.shape))
     nodes = f"{body} weighted = Mul(y, dy) total = ReduceSum<keepdims=0>(weighted)"
-    return with_weights(text_model(f"(float[{dims}] dy) => (float total) {{ {nodes} }}"), **operands, **constants)
+    return model_of(f"(float[{dims}] dy) => (float total) {{ {nodes} }}", **operands, **constants)
 
 
 def _gradients(body: str, operands: Mapping[str, Array], dy: Array, **constants: Array) -> dict[str, Array]:
@@ -73,7 +73,7 @@ _JUMPING = _floats(-INF, -7.0, -1e-6, 0.0, 1e-6, 7.0, INF)
         ("y = Reciprocal(x)", torch.reciprocal, _floats(-7, -1e-5, 0, 1e-5, 7)),
     ],
 )
-def test_gradients_at_extreme_values_and_kinks(body: str, formula: Callable[[Tensor], Tensor], x: Array) -> None:
+def test_gradients_at_extreme_values_and_kinks(body: str, formula: Callable[[Tensor], Tensor], x: Array):
     leaf = torch.from_numpy(x).requires_grad_()
     dy = np.linspace(0.5, 1.5, x.size).astype(np.float32)
     (expected,) = torch.autograd.grad(formula(leaf), leaf, torch.from_numpy(dy))
@@ -82,7 +82,7 @@ def test_gradients_at_extreme_values_and_kinks(body: str, formula: Callable[[Ten
 
 
 @pytest.mark.parametrize("slope", [0.0, -0.5, 3.0])
-def test_prelu_at_zero(slope: float) -> None:
+def test_prelu_at_zero(slope: float):
     x = _floats(-2, -0.0, 0.0, 3)
     leaves = [torch.from_numpy(value).requires_grad_() for value in (x, _floats(slope))]
     dy = _floats(1, 2, 3, 4)
@@ -98,7 +98,7 @@ _RIGHT = _floats(2, 1, 2, INF, -INF, -INF, INF, -0.0, 2e-30, -3.4e38)
 
 @pytest.mark.parametrize("operator, function", [("Max", torch.maximum), ("Min", torch.minimum)])
 @pytest.mark.parametrize("a, b", [(_LEFT, _RIGHT), (_RIGHT, _LEFT)])
-def test_equal_operands_share_the_gradient(operator: str, function: Callable[..., Tensor], a: Array, b: Array) -> None:
+def test_equal_operands_share_the_gradient(operator: str, function: Callable[..., Tensor], a: Array, b: Array):
     leaves = [torch.from_numpy(value).requires_grad_() for value in (a, b)]
     dy = np.arange(1, a.size + 1, dtype=np.float32)
     expected = torch.autograd.grad(function(*leaves), leaves, torch.from_numpy(dy))
@@ -107,7 +107,7 @@ def test_equal_operands_share_the_gradient(operator: str, function: Callable[...
     np.testing.assert_array_equal(found["b"], expected[1].numpy())
 
 
-def test_a_maximum_with_the_lowest_number_passes_the_gradient() -> None:
+def test_a_maximum_with_the_lowest_number_passes_the_gradient():
     """Exporters clamp masked scores in this way."""
     lowest = np.asarray(np.finfo(np.float32).min)
     x = _floats(-INF, float(lowest), 0, 3.4e38, INF)
@@ -115,7 +115,7 @@ def test_a_maximum_with_the_lowest_number_passes_the_gradient() -> None:
     np.testing.assert_array_equal(found, _floats(0, 1, 3, 4, 5))
 
 
-def test_where_keeps_infinity_and_nan_from_the_other_operand() -> None:
+def test_where_keeps_infinity_and_nan_from_the_other_operand():
     condition = np.asarray([True, False, True, False, True, False])
     dy = _floats(1, 2, INF, INF, NAN, NAN)
     operands = {"a": np.zeros(6, np.float32), "b": np.zeros(6, np.float32)}
@@ -124,7 +124,7 @@ def test_where_keeps_infinity_and_nan_from_the_other_operand() -> None:
     np.testing.assert_array_equal(found["b"], _floats(0, 2, 0, INF, 0, NAN))
 
 
-def test_a_guarded_root_has_a_gradient_of_zero_at_guarded_elements() -> None:
+def test_a_guarded_root_has_a_gradient_of_zero_at_guarded_elements():
     x = _floats(-4, 0.25, 4)
     body = "c = Greater(x, zero) s = Where(c, x, zero) y = Sqrt(s)"
     found = _gradients(body, {"x": x}, _floats(1, 1, 1), zero=np.asarray(0, np.float32))["x"]
@@ -133,7 +133,7 @@ def test_a_guarded_root_has_a_gradient_of_zero_at_guarded_elements() -> None:
 
 @pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0, 3.0, 0.5, -1.0, -0.5, 1.5])
 @pytest.mark.parametrize("is_constant", [False, True], ids=["computed", "constant"])
-def test_powers_of_zero_and_of_negative_numbers(exponent: float, is_constant: bool) -> None:
+def test_powers_of_zero_and_of_negative_numbers(exponent: float, is_constant: bool):
     whole = exponent == int(exponent)
     x = _floats(-2, -0.5, 0, 0.5, 2) if whole else _floats(0, 0.5, 2)
     leaves = [torch.from_numpy(value).requires_grad_() for value in (x, _floats(exponent))]
@@ -151,13 +151,13 @@ def test_powers_of_zero_and_of_negative_numbers(exponent: float, is_constant: bo
 
 
 @pytest.mark.parametrize("operator", ["Ceil", "Floor", "Round", "Sign"])
-def test_piecewise_constant_operators_stop_the_gradient(operator: str) -> None:
+def test_piecewise_constant_operators_stop_the_gradient(operator: str):
     assert operator in STOPS
     found = _gradients(f"s = {operator}(x) y = Add(s, x)", {"x": _floats(-1.7, 0.4, 2.2)}, _floats(1, 2, 3))
     np.testing.assert_array_equal(found["x"], _floats(1, 2, 3))
 
 
-def test_mod_of_floats_with_fmod_0_raises() -> None:
+def test_mod_of_floats_with_fmod_0_raises():
     model = read_model(
         _model("y = Mod<fmod=1>(x, c)", {"x": _floats(1, 2)}, _floats(1, 1), c=_floats(2)),
         loss="total",
@@ -189,7 +189,7 @@ _READ_RESULT = (
         ("Trilu", "y = Trilu(x)", set()),
     ],
 )
-def test_tensors_that_backward_reads(rule: str, body: str, read: set[str]) -> None:
+def test_tensors_that_backward_reads(rule: str, body: str, read: set[str]):
     step, _ = emitted(case(rule, "reads", body, x=positive(3, 4)))
     (source,) = [node for node in step.model.nodes if node.op == rule]
     chunks = [chunk for chunk in step.differentiated.chunks if chunk.source == source.name]
@@ -206,7 +206,7 @@ def test_tensors_that_backward_reads(rule: str, body: str, read: set[str]) -> No
         "y = Cast<to=1>(x) u = Mul(y, y) z = Cast<to=16>(u)",
     ],
 )
-def test_gradients_in_bfloat16_use_operators_that_support_it(body: str) -> None:
+def test_gradients_in_bfloat16_use_operators_that_support_it(body: str):
     """ONNX Runtime has few of them on CPU, so the test checks types only."""
     last = "z" if " z = " in body else "y"
     proto = text_model(f"""(bfloat16[3, 4] a) => (bfloat16[3, 4] {last})
@@ -226,7 +226,7 @@ def test_gradients_in_bfloat16_use_operators_that_support_it(body: str) -> None:
     assert emitted_ops & without == ({"Greater"} if "Clip" in body else set())
 
 
-def test_the_gradient_of_a_cast_to_bfloat16_is_float32() -> None:
+def test_the_gradient_of_a_cast_to_bfloat16_is_float32():
     body = "d = Cast<to=16>(x) y = Cast<to=1>(d)"
     x = np.linspace(-2, 2, 6, dtype=np.float32)
     found = _gradients(body, {"x": x}, _floats(1, 0.5, -2, 4, 3, 1))
@@ -236,7 +236,7 @@ def test_the_gradient_of_a_cast_to_bfloat16_is_float32() -> None:
 @pytest.mark.parametrize(
     "call", ["Max(x, b)", "Min(x, b, b)", "Where(c, x, b)", "Pow(x, b)", "Elu(x)", "PRelu(x, b)", "Mean(x, b)"]
 )
-def test_gradients_of_empty_tensors(call: str) -> None:
+def test_gradients_of_empty_tensors(call: str):
     x = np.zeros((2, 0, 3), np.float32)
     operands = {"x": x, "b": _floats(1.5)} if "b" in call else {"x": x}
     constants = {"c": np.asarray(True)} if "Where" in call else {}

@@ -35,7 +35,7 @@ _CASES = {str(entry): entry for entry in CASES}
         ("stem that leaves rows unused", {"Conv": 1, "Transpose": 3, "Slice": 1}),
     ],
 )
-def test_form_of_the_weight_gradient(name: str, operators: dict[str, int]) -> None:
+def test_form_of_the_weight_gradient(name: str, operators: dict[str, int]):
     step, graph = emitted(_CASES[f"Conv: {name}"])
     (chunk,) = [c for c in step.differentiated.chunks if c.gradients == (graph.gradient_of["w"],)]
     found = Counter(node.op for node in chunk.nodes)
@@ -56,7 +56,7 @@ def test_form_of_the_weight_gradient(name: str, operators: dict[str, int]) -> No
         ("groups of 1x1", ["ConvTranspose"]),
     ],
 )
-def test_form_of_the_input_gradient(name: str, operators: list[str]) -> None:
+def test_form_of_the_input_gradient(name: str, operators: list[str]):
     step, graph = emitted(_CASES[f"Conv: {name}"])
     (source,) = [node.name for node in step.model.nodes if node.op == "Conv"]
     gradient = graph.gradient_of["x_weight"]
@@ -79,7 +79,7 @@ def test_form_of_the_input_gradient(name: str, operators: list[str]) -> None:
         ("Pad: negative and positive", ["Slice", "Pad"]),
     ],
 )
-def test_form_of_the_gradient_of_slice_and_pad(name: str, operators: list[str]) -> None:
+def test_form_of_the_gradient_of_slice_and_pad(name: str, operators: list[str]):
     assert backward_operators(_CASES[name], ("Identity",)) == operators
     step, _ = emitted(_CASES[name])
     (source,) = [node.name for node in step.model.nodes if node.op == _CASES[name].rule]
@@ -122,17 +122,17 @@ def test_form_of_the_gradient_of_slice_and_pad(name: str, operators: list[str]) 
         ("Col2Im: plain", ["Conv"]),
     ],
 )
-def test_form_of_the_gradient(name: str, operators: list[str]) -> None:
+def test_form_of_the_gradient(name: str, operators: list[str]):
     assert backward_operators(_CASES[name]) == operators
 
 
 @pytest.mark.parametrize("size", [2, 6])
-def test_lrn_over_an_even_number_of_channels(size: int) -> None:
+def test_lrn_over_an_even_number_of_channels(size: int):
     # ONNX Runtime rejects the forward operator, so the test runs only the gradient.
     settings = {"size": size, "alpha": 0.9, "beta": 0.6, "bias": 1.5}
     attributes = ", ".join(f"{name}={value}" for name, value in settings.items())
     model = read_model(
-        case("LRN", "even size", f"y = LRN<{attributes}>(x)", x=normal(2, 5, 3, 4)).model(),
+        case("LRN", "even size", f"y = LRN<{attributes}>(x)", x=(2, 5, 3, 4)).model(),
         loss="mse",
         trainable=["x_weight"],
     )
@@ -158,7 +158,7 @@ def test_lrn_over_an_even_number_of_channels(size: int) -> None:
     assert np.linalg.norm(found - expected.numpy()) <= 1e-5 * float(expected.norm())
 
 
-def test_the_gradient_of_a_bias_over_many_rows_is_accurate() -> None:
+def test_the_gradient_of_a_bias_over_many_rows_is_accurate():
     """A sequential sum over 65,536 rows has ten times the error."""
-    rows = case("Add", "many rows", "z = Add(a, b) y = Mul(z, w)", a=normal(65536, 4), b=normal(4), w=normal(4))
+    rows = case("Add", "many rows", "z = Add(a, b) y = Mul(z, w)", a=(65536, 4), b=(4,), w=(4,))
     assert errors(rows)["b"] <= 3e-7

@@ -20,20 +20,20 @@ _ALL_RULES = [rule if rule in DEFAULT_RULES else pytest.param(rule, marks=pytest
 
 
 @pytest.mark.parametrize("rule", _ALL_RULES)
-def test_the_cases_detect_a_wrong_rule(rule: str) -> None:
+def test_the_cases_detect_a_wrong_rule(rule: str):
     assert unnoticed(rule, cases_of(rule)) == []
 
 
 @pytest.mark.parametrize("rule", _ALL_RULES)
-def test_the_cases_detect_a_missing_term(rule: str) -> None:
+def test_the_cases_detect_a_missing_term(rule: str):
     assert unnoticed_terms(rule, cases_of(rule)) == []
 
 
-def test_the_default_rules_exist() -> None:
+def test_the_default_rules_exist():
     assert set(DEFAULT_RULES) <= set(RULES)
 
 
-def test_a_term_without_effect_is_reported() -> None:
+def test_a_term_without_effect_is_reported():
     def padded(g: GradientContext) -> None:
         zero = g.emit("Mul", g.dy, g.scalar(0.0))
         g.give(0, g.emit("Add", g.emit("Neg", g.dy), zero))

@@ -13,7 +13,7 @@ from onnxgc.runtime.measure import executed_order
 from onnxgc.runtime.ort import SessionSettings, make_session
 from onnxgc.solvers.base import SolverOptions
 from tests.gradients.gradient_case import Draw
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 
 _IMAGES = (4, 6, 10, 9)
 _CHANNELS = 6
@@ -45,7 +45,7 @@ class _Network:
         self.lines += [f"pooled = GlobalAveragePool({last})", "flat = Flatten(pooled)", "y = Gemm(flat, fc, fc_b)"]
         self.weights |= {"fc": (channels, 5), "fc_b": (5,)}
         body = f"(float[4,6,10,9] x) => (float[4,5] y) {{ {' '.join(self.lines)} }}"
-        return with_weights(text_model(body), **{name: _drawn(name, *shape) for name, shape in self.weights.items()})
+        return model_of(body, **{name: _drawn(name, *shape) for name, shape in self.weights.items()})
 
 
 def _drawn(name: str, *shape: int) -> Array:
@@ -172,7 +172,7 @@ def _feeds(planned: PlannedStep) -> dict[str, Array]:
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("network", NETWORKS)
-def test_planned_steps_are_bit_identical_to_the_baseline_and_run_in_file_order(network: str, choice: str) -> None:
+def test_planned_steps_are_bit_identical_to_the_baseline_and_run_in_file_order(network: str, choice: str):
     planned = _planned(network, choice)
     assert planned.schedule.recomputed
     feeds = _feeds(planned)
@@ -204,10 +204,10 @@ NOISY = """(float[64,32] x) => (float[64,32] y) <float keep={0.8}> {
 }"""
 
 
-def test_random_numbers_are_drawn_once_per_step() -> None:
+def test_random_numbers_are_drawn_once_per_step():
     """Recomputed random numbers of stochastic depth and added noise would differ."""
     weights = {name: normal(32, 32, seed=number) for number, name in enumerate("vwu")}
-    result = optimize(with_weights(text_model(NOISY), **weights), loss="mse", solver="chen-sqrt")
+    result = optimize(model_of(NOISY, **weights), loss="mse", solver="chen-sqrt")
     roles = {
         node.op_type: entry.value
         for node in result.training_graph.model.graph.node

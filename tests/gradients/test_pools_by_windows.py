@@ -1,7 +1,5 @@
 """MaxPool's gradient without indices, and portable files: the same bits, less memory, nothing that others lack."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -23,7 +21,7 @@ from onnxgc.planning.memory_budget import Budget
 from onnxgc.planning.plan import TimeCost
 from onnxgc.runtime.ort import make_session
 from onnxgc.training import Trainer
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 from tests.training.networks import digits, digits_network
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -46,10 +44,10 @@ def gradients(model: TrainableModel, x: Array) -> list[Array]:
     ],
 )
 @pytest.mark.parametrize("kind", ["ties", "one value", "drawn", "not a number"])
-def test_ties_go_to_the_same_element_as_with_indices(attributes: str, kind: str) -> None:
+def test_ties_go_to_the_same_element_as_with_indices(attributes: str, kind: str):
     body = f"(float{list(SHAPE)} x) => (float total) {{ s = Add (x, w) y = MaxPool<{attributes}> (s) "
     body += "q = Mul (y, y) total = ReduceSum<keepdims=0> (q) }"
-    model = read_model(with_weights(text_model(body), w=np.zeros(SHAPE[1:])), trainable=["w"])
+    model = read_model(model_of(body, w=np.zeros(SHAPE[1:])), trainable=["w"])
     x = normal(*SHAPE)
     x = {"ties": np.round(x), "one value": np.ones_like(x), "not a number": np.full_like(x, np.nan)}.get(kind, x)
     one, other = gradients(model, x), gradients(by_windows(model), x)
@@ -60,7 +58,7 @@ def test_ties_go_to_the_same_element_as_with_indices(attributes: str, kind: str)
         assert not np.isfinite(other[0])
 
 
-def test_the_plan_takes_the_form_that_needs_less_memory() -> None:
+def test_the_plan_takes_the_form_that_needs_less_memory():
     """ResNet-50 at batch 2; in ResNet-18 the windows would need more."""
 
     def planned(name: str, shape: tuple[int, ...], pools: str | None = None) -> OptimizeResult:
@@ -74,7 +72,7 @@ def test_the_plan_takes_the_form_that_needs_less_memory() -> None:
     assert planned("resnet18", (8, 3, 64, 64)).options.pools != "windows"
 
 
-def test_comparing_windows_takes_extra_time() -> None:
+def test_comparing_windows_takes_extra_time():
     how: dict[str, Any] = {"input_shapes": {"x": (2, 3, 224, 224)}, "solver": "peak", "check": False, "provider": "cpu"}
     planned = onnxgc.optimize(MODELS / "resnet50.onnx", pools="indices", **how).planned
     regular = sum(planned.request.durations(planned.traced.step)[0].values())
@@ -90,7 +88,7 @@ def test_comparing_windows_takes_extra_time() -> None:
         assert with_least_pools(kept) is kept
 
 
-def test_a_portable_file_has_nothing_that_others_lack(tmp_path: Path) -> None:
+def test_a_portable_file_has_nothing_that_others_lack(tmp_path: Path):
     onnx.save(digits_network(), tmp_path / "digits.onnx")
     how: dict[str, Any] = {
         "input_shapes": {"image": (32, 1, 8, 8)},
@@ -129,7 +127,7 @@ def test_a_portable_file_has_nothing_that_others_lack(tmp_path: Path) -> None:
     assert losses[0][0] == losses[1][0]
 
 
-def test_forms_for_cuda_are_not_portable() -> None:
+def test_forms_for_cuda_are_not_portable():
     with pytest.raises(PlanError, match="no forms for CUDA"):
         onnxgc.optimize(digits_network(), portable=True, provider="cuda")
     with pytest.raises(PlanError, match="unknown pools 'mean'"):

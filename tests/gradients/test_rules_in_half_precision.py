@@ -14,5 +14,5 @@ def _selected(rule: str) -> list[Case]:
 
 
 @pytest.mark.parametrize("entry", [case for rule in RULES for case in _selected(rule)], ids=str)
-def test_gradients_in_float16_equal_those_of_torch(entry: Case) -> None:
+def test_gradients_in_float16_equal_those_of_torch(entry: Case):
     assert wrong(entry) == {}

@@ -10,7 +10,7 @@ from onnxgc.graph.virtual_terminals import VirtualTerminal, forced_checkpoints, 
 from tests.graph.random_graphs import random_graph
 
 
-def test_neighbours_follow_the_edges_in_topological_order() -> None:
+def test_neighbours_follow_the_edges_in_topological_order():
     graph = ComputationGraph.from_unsorted(["d", "b", "a", "c"], [("b", "d"), ("a", "c"), ("a", "b"), ("c", "d")])
     assert graph.vertices == ("a", "b", "c", "d")
     assert graph.edges == (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"))
@@ -24,7 +24,7 @@ def test_neighbours_follow_the_edges_in_topological_order() -> None:
     assert "e" not in graph
 
 
-def test_sorting_keeps_every_edge_once_and_pointing_forward() -> None:
+def test_sorting_keeps_every_edge_once_and_pointing_forward():
     random = Random(1)
     for _ in range(200):
         graph = random_graph(random, 12)
@@ -38,7 +38,7 @@ def test_sorting_keeps_every_edge_once_and_pointing_forward() -> None:
         assert all(resorted.topological_index(tail) < resorted.topological_index(head) for tail, head in resorted.edges)
 
 
-def test_order_is_preserved_and_equal_graphs_have_equal_hashes() -> None:
+def test_order_is_preserved_and_equal_graphs_have_equal_hashes():
     assert ComputationGraph.from_unsorted([3, 1, 2, 0], [(3, 0), (1, 0)]).vertices == (3, 1, 2, 0)
     one = ComputationGraph.from_unsorted("ab", [("a", "b"), ("a", "b")])
     other = ComputationGraph(("a", "b"), (("a", "b"),))
@@ -57,12 +57,12 @@ def test_order_is_preserved_and_equal_graphs_have_equal_hashes() -> None:
         ("abcd", [("a", "b"), ("b", "c"), ("c", "b"), ("c", "d")], "cycle: "),
     ],
 )
-def test_malformed_graphs_raise_with_the_vertex(vertices: str, edges: list[tuple[str, str]], message: str) -> None:
+def test_malformed_graphs_raise_with_the_vertex(vertices: str, edges: list[tuple[str, str]], message: str):
     with pytest.raises(GraphFileError, match=message):
         ComputationGraph.from_unsorted(vertices, edges)
 
 
-def test_named_cycle_exists() -> None:
+def test_named_cycle_exists():
     random = Random(2)
     for _ in range(100):
         count = random.randint(2, 8)
@@ -81,12 +81,12 @@ def test_named_cycle_exists() -> None:
 @pytest.mark.parametrize(
     "edges, message", [((("b", "a"),), "contradicts the order"), ((("a", "b"), ("a", "b")), "edge is given twice")]
 )
-def test_constructor_requires_sorted_distinct_input(edges: tuple[tuple[str, str], ...], message: str) -> None:
+def test_constructor_requires_sorted_distinct_input(edges: tuple[tuple[str, str], ...], message: str):
     with pytest.raises(GraphFileError, match=message):
         ComputationGraph(("a", "b"), edges)
 
 
-def test_virtual_terminals_replace_several_ends_only() -> None:
+def test_virtual_terminals_replace_several_ends_only():
     two_inputs = ComputationGraph(("a", "b", "c"), (("a", "c"), ("b", "c")))
     closed = with_single_terminals(two_inputs)
     assert closed.sources == (VirtualTerminal.SOURCE,)
@@ -100,7 +100,7 @@ def test_virtual_terminals_replace_several_ends_only() -> None:
     assert forced_checkpoints(ComputationGraph(("a",), ())) == ("a",)
 
 
-def test_every_vertex_of_a_closed_graph_is_on_a_path_from_source_to_target() -> None:
+def test_every_vertex_of_a_closed_graph_is_on_a_path_from_source_to_target():
     random = Random(3)
     for _ in range(200):
         graph = random_graph(random, 10)

@@ -43,7 +43,7 @@ def outline(tree: DivisionTree) -> str:
         ([(0, 1), (0, 2), (1, 3), (1, 5), (2, 3), (3, 4), (4, 5)], "C(0-1 L(0-2 2-3) 1-3 1-5 L(3-4 4-5))"),
     ],
 )
-def test_division_of_known_graphs(edges: list[tuple[int, int]], expected: str) -> None:
+def test_division_of_known_graphs(edges: list[tuple[int, int]], expected: str):
     assert outline(divided(edges)) == expected
 
 
@@ -53,7 +53,7 @@ def random_trees(seed: int, count: int, max_vertices: int) -> list[tuple[Computa
     return [(graph, build_division_tree(graph)) for graph in graphs if len(graph) > 1]
 
 
-def test_parts_cover_the_graph_once_and_are_independent_segments() -> None:
+def test_parts_cover_the_graph_once_and_are_independent_segments():
     for graph, root in random_trees(6, 400, 14):
         assert set(root.segment.interior) == set(graph.vertices[1:-1])
         leaves = edges_of(root)
@@ -84,7 +84,7 @@ def splits(tree: DivisionTree, vertex: Vertex) -> bool:
     return not nx.has_path(view, tree.segment.source, tree.segment.target)
 
 
-def test_kinds_follow_their_definitions() -> None:
+def test_kinds_follow_their_definitions():
     for _, root in random_trees(9, 300, 12):
         for tree in root.walk():
             splitting = tuple(vertex for vertex in tree.segment.interior if splits(tree, vertex))
@@ -120,7 +120,7 @@ def enclosed_by_definition(tree: DivisionTree) -> set[Vertex]:
     return enclosed
 
 
-def test_no_smaller_segment_encloses_complicate_connectors() -> None:
+def test_no_smaller_segment_encloses_complicate_connectors():
     nested = 0
     for _, root in random_trees(10, 300, 13):
         for tree in root.walk():
@@ -134,7 +134,7 @@ def test_no_smaller_segment_encloses_complicate_connectors() -> None:
     assert nested > 50
 
 
-def test_deep_and_long_graphs() -> None:
+def test_deep_and_long_graphs():
     length = 5000
     chain = [(vertex, vertex + 1) for vertex in range(length)]
     root = divided(chain)
@@ -149,6 +149,6 @@ def test_deep_and_long_graphs() -> None:
 
 
 @pytest.mark.parametrize("graph", [ComputationGraph(("a",), ()), ComputationGraph(("a", "b"), ())])
-def test_requires_one_source_and_another_sink(graph: ComputationGraph) -> None:
+def test_requires_one_source_and_another_sink(graph: ComputationGraph):
     with pytest.raises(ValueError, match="one source"):
         build_division_tree(graph)

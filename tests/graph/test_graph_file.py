@@ -30,7 +30,7 @@ def read_graph_file(path: Path) -> GraphFile:
     return parse_graph(graph_document(path))
 
 
-def test_reads_vertices_edges_and_ends() -> None:
+def test_reads_vertices_edges_and_ends():
     file = parse_graph(ROW)
     assert file.graph.vertices == (0, 1, "out")
     assert file.graph.edges == ((0, 1), (1, "out"))
@@ -38,17 +38,17 @@ def test_reads_vertices_edges_and_ends() -> None:
     assert file.sizes == {0: 5, 1: 2, "out": 0}
 
 
-def test_any_order_and_repeated_edges() -> None:
+def test_any_order_and_repeated_edges():
     file = parse_graph({"vertices": vertices(1, 1, 1), "edges": [[1, 2], [2, 0], [1, 2]], "source": 1, "target": 0})
     assert file.graph.vertices == (1, 2, 0)
     assert len(file.graph.edges) == 2
 
 
-def test_one_vertex_is_source_and_target() -> None:
+def test_one_vertex_is_source_and_target():
     assert len(parse_graph({"vertices": vertices(3), "edges": [], "source": 0, "target": 0}).graph) == 1
 
 
-def test_fractions_are_exact(tmp_path: Path) -> None:
+def test_fractions_are_exact(tmp_path: Path):
     text = json.dumps(ROW).replace('"size": 5', '"size": 0.1').replace('"size": 2', '"size": 1.25e1')
     file = read_graph_file(write(tmp_path, text))
     assert file.sizes == {0: 1, 1: 125, "out": 0}
@@ -86,19 +86,19 @@ def test_fractions_are_exact(tmp_path: Path) -> None:
         ({"edges": [[0, "out"], [0, 1]]}, "vertex 1 does not reach the target 'out'"),
     ],
 )
-def test_each_violation_is_one_line(change: dict[str, Any], message: str) -> None:
+def test_each_violation_is_one_line(change: dict[str, Any], message: str):
     with pytest.raises(GraphFileError, match=message) as caught:
         parse_graph({**ROW, **change})
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["vertices", "edges"])
-def test_missing_keys_are_named(key: str) -> None:
+def test_missing_keys_are_named(key: str):
     with pytest.raises(GraphFileError, match=f"no '{key}'"):
         parse_graph({name: part for name, part in ROW.items() if name != key})
 
 
-def test_ends_may_be_left_out_where_there_is_one_of_each() -> None:
+def test_ends_may_be_left_out_where_there_is_one_of_each():
     without = {"vertices": ROW["vertices"], "edges": ROW["edges"]}
     assert parse_graph(without) == parse_graph(ROW)
     with pytest.raises(GraphFileError, match=r"no 'target', and 2 vertices may be it \(1, 'out'\)"):
@@ -106,24 +106,24 @@ def test_ends_may_be_left_out_where_there_is_one_of_each() -> None:
 
 
 @pytest.mark.parametrize("document", [[], None])
-def test_other_json_raises(document: Any) -> None:
+def test_other_json_raises(document: Any):
     with pytest.raises(GraphFileError, match="holds one JSON object"):
         parse_graph(document)
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"size": ' + "9" * 5000 + "}"])
-def test_invalid_json_raises(tmp_path: Path, text: str) -> None:
+def test_invalid_json_raises(tmp_path: Path, text: str):
     with pytest.raises(GraphFileError, match="is not JSON"):
         read_graph_file(write(tmp_path, text))
 
 
 @pytest.mark.parametrize("size", ["NaN", "-Infinity", "1e999999999", "1e-999999999"])
-def test_extreme_numbers_raise(tmp_path: Path, size: str) -> None:
+def test_extreme_numbers_raise(tmp_path: Path, size: str):
     with pytest.raises(GraphFileError, match="vertex 0 has the size"):
         read_graph_file(write(tmp_path, json.dumps(ROW).replace('"size": 5', f'"size": {size}')))
 
 
-def test_unreadable_files_raise(tmp_path: Path) -> None:
+def test_unreadable_files_raise(tmp_path: Path):
     for path in (tmp_path, tmp_path / "nowhere.json"):
         with pytest.raises(GraphFileError, match="cannot read the graph"):
             read_graph_file(path)

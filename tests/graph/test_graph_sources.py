@@ -1,7 +1,5 @@
 """Bare graphs of networkx, Checkmate and Moccasin: equal to the same graph in the project's own form."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 from pathlib import Path
@@ -65,7 +63,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_one_graph_in_every_form_has_one_solution(name: str, tmp_path: Path) -> None:
+def test_one_graph_in_every_form_has_one_solution(name: str, tmp_path: Path):
     file = tmp_path / "own.json"
     file.write_text(json.dumps(OWN))
     wanted = onnxgc.solve(file, budget=14, order="fixed")
@@ -75,7 +73,7 @@ def test_one_graph_in_every_form_has_one_solution(name: str, tmp_path: Path) -> 
     assert found.memory_curve().max() == found.report["peak"] <= 14 < found.memory_curve(baseline=True).max()
 
 
-def test_a_forward_graph_of_networkx_has_checkpoints() -> None:
+def test_a_forward_graph_of_networkx_has_checkpoints():
     chain = networkx.path_graph(6, networkx.DiGraph)
     networkx.set_node_attributes(chain, 0.5, "size")
     found = onnxgc.solve(chain)
@@ -107,12 +105,12 @@ def test_a_forward_graph_of_networkx_has_checkpoints() -> None:
         (3, {}, GraphFileError, "holds one JSON object"),
     ],
 )
-def test_wrong_graphs_and_options(graph: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_wrong_graphs_and_options(graph: Any, options: dict[str, Any], error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         onnxgc.solve(graph, **options)
 
 
-def test_compare_on_a_forward_graph(tmp_path: Path) -> None:
+def test_compare_on_a_forward_graph(tmp_path: Path):
     file = tmp_path / "own.json"
     vertices = [{"id": node, "size": size} for node, size in enumerate([5, 4, 1, 4, 3, 6, 2.5])]
     file.write_text(json.dumps({"vertices": vertices, "edges": [[node, node + 1] for node in range(6)] + [[1, 4]]}))
@@ -131,7 +129,7 @@ def test_compare_on_a_forward_graph(tmp_path: Path) -> None:
     assert "7 vertices, baseline peak 25.5" in repr(found)
 
 
-def test_compare_on_an_operator_graph() -> None:
+def test_compare_on_an_operator_graph():
     found = onnxgc.compare(MOCCASIN, budget="14")
     rows = {row["name"]: row for row in found.report["rows"]}
     assert set(rows) == {"budget, free order", "budget, fixed order"}
@@ -149,6 +147,6 @@ def test_compare_on_an_operator_graph() -> None:
         (MOCCASIN, {"freeze_bn": True}, "a bare graph is compared alone"),
     ],
 )
-def test_options_that_do_not_apply_to_bare_graphs(graph: Any, options: dict[str, Any], message: str) -> None:
+def test_options_that_do_not_apply_to_bare_graphs(graph: Any, options: dict[str, Any], message: str):
     with pytest.raises(PlanError, match=message):
         onnxgc.compare(graph, **options)

@@ -12,7 +12,7 @@ def max_live_bytes(graph: ComputationGraph, order: tuple[Vertex, ...], sizes: di
     return max(sum(sizes[v] for v in order if place[v] <= step < last[v]) for step in range(len(order)))
 
 
-def test_all_orders_are_topological_and_distinct() -> None:
+def test_all_orders_are_topological_and_distinct():
     random = Random(31)
     several = 0
     for _ in range(300):
@@ -28,13 +28,13 @@ def test_all_orders_are_topological_and_distinct() -> None:
     assert several > 150
 
 
-def test_a_branch_is_finished_before_the_next_one() -> None:
+def test_a_branch_is_finished_before_the_next_one():
     # Two branches 1-3-5 and 2-4-6 that the graph's own order interleaves.
     problem = problem_of([(0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 7)], [1] * 8)
     assert (0, 1, 3, 5, 2, 4, 6, 7) in topological_orders(problem.graph, problem.size_bytes)
 
 
-def test_some_order_keeps_few_bytes_live() -> None:
+def test_some_order_keeps_few_bytes_live():
     # Ten branches, each large at first and small in the end: only depth keeps one of them large.
     edges, sizes = [], [1]
     for branch in range(10):
@@ -49,7 +49,7 @@ def test_some_order_keeps_few_bytes_live() -> None:
     assert min(live) < 120
 
 
-def test_orders_do_not_depend_on_names() -> None:
+def test_orders_do_not_depend_on_names():
     random = Random(32)
     for _ in range(100):
         problem = random_problem(random, 14)
@@ -65,7 +65,7 @@ def test_orders_do_not_depend_on_names() -> None:
         )
 
 
-def test_long_graphs() -> None:
+def test_long_graphs():
     count = 20_000
     problem = problem_of([(v, v + 1) for v in range(count - 1)], [1] * count)
     assert topological_orders(problem.graph, problem.size_bytes) == (problem.graph.vertices,)

@@ -8,7 +8,7 @@ from onnxgc.graph.segments import Segment, is_valid_reading_a, segments_between
 from tests.graph.random_graphs import random_graph
 
 
-def test_segments_of_a_residual_block() -> None:
+def test_segments_of_a_residual_block():
     graph = ComputationGraph.from_unsorted(range(6), [(0, 1), (1, 2), (2, 3), (1, 3), (3, 4), (4, 5)])
     assert segments_between(graph, [0, 1, 3, 5]) == (Segment((1,), (3,), (2,)), Segment((3,), (5,), (4,)))
     assert segments_between(graph, [0, 2, 5]) == (Segment((0, 2), (2, 5), (1, 3, 4)),)
@@ -16,7 +16,7 @@ def test_segments_of_a_residual_block() -> None:
     assert segments_between(graph, []) == (Segment((), (), (0, 1, 2, 3, 4, 5)),)
 
 
-def test_segments_are_the_components_with_their_neighbours() -> None:
+def test_segments_are_the_components_with_their_neighbours():
     random = Random(4)
     for _ in range(400):
         graph = random_graph(random, 12)
@@ -46,7 +46,7 @@ def dependencies(graph: ComputationGraph, segments: tuple[Segment, ...]) -> nx.D
     return quotient
 
 
-def test_segments_come_after_those_they_depend_on() -> None:
+def test_segments_come_after_those_they_depend_on():
     random = Random(5)
     interleaved = 0
     for _ in range(400):
@@ -61,20 +61,20 @@ def test_segments_come_after_those_they_depend_on() -> None:
     assert 5 < interleaved < 200
 
 
-def test_a_segment_with_a_later_start_may_come_first() -> None:
+def test_a_segment_with_a_later_start_may_come_first():
     # {1, 4} begins before {2} but depends on it through 3.
     graph = ComputationGraph(tuple(range(6)), ((0, 1), (1, 4), (0, 2), (2, 3), (3, 4), (4, 5)))
     assert [segment.interior for segment in segments_between(graph, [0, 3, 5])] == [(2,), (1, 4)]
 
 
-def test_free_segments_keep_the_order_of_their_first_tensors() -> None:
+def test_free_segments_keep_the_order_of_their_first_tensors():
     # {3}, {4}, {5} and {6} are free once 1 is known, and {2} before.
     edges = [(0, 1), (0, 2), *((1, middle) for middle in (3, 4, 5, 6)), *((v, 7) for v in (2, 3, 4, 5, 6))]
     graph = ComputationGraph.from_unsorted(range(8), edges)
     assert [segment.interior for segment in segments_between(graph, [0, 1, 7])] == [(2,), (3,), (4,), (5,), (6,)]
 
 
-def test_interleaved_segments_do_not_stall() -> None:
+def test_interleaved_segments_do_not_stall():
     # {1, 6} and {2, 5} each feed the other through a checkpoint.
     edges = ((0, 1), (0, 2), (1, 3), (3, 5), (2, 4), (4, 6), (1, 6), (2, 5), (5, 7), (6, 7))
     graph = ComputationGraph(tuple(range(8)), edges)
@@ -97,6 +97,6 @@ def test_interleaved_segments_do_not_stall() -> None:
         ([(0, 2), (1, 3), (2, 3), (3, 4)], [2], False),
     ],
 )
-def test_reading_a(edges: list[tuple[int, int]], checkpoints: list[int], valid: bool) -> None:
+def test_reading_a(edges: list[tuple[int, int]], checkpoints: list[int], valid: bool):
     count = 1 + max(head for _, head in edges)
     assert is_valid_reading_a(ComputationGraph.from_unsorted(range(count), edges), checkpoints) is valid

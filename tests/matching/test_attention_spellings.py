@@ -255,10 +255,10 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
 
 
 @pytest.mark.parametrize("parts", _SAME.values(), ids=_SAME)
-def test_spellings_of_attention_are_the_same_network(parts: tuple[Part, Part]) -> None:
+def test_spellings_of_attention_are_the_same_network(parts: tuple[Part, Part]):
     assert_equal_parts(*parts)
 
 
 @pytest.mark.parametrize("parts", _DIFFERENT.values(), ids=_DIFFERENT)
-def test_similar_attention_is_a_different_network(parts: tuple[Part, Part]) -> None:
+def test_similar_attention_is_a_different_network(parts: tuple[Part, Part]):
     assert_different(*map(network_of, parts))

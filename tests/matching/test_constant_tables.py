@@ -35,11 +35,11 @@ def _contents(values: np.ndarray) -> list[tuple[int, str]]:
     ],
     ids=["lowest", "of each sample", "of two numbers"],
 )
-def test_spellings_of_one_mask_have_equal_contents(values: np.ndarray) -> None:
+def test_spellings_of_one_mask_have_equal_contents(values: np.ndarray):
     assert _contents(values) == _contents(_MASK)
 
 
-def test_each_axis_has_its_own_contents() -> None:
+def test_each_axis_has_its_own_contents():
     transposed = dict(_contents(np.ascontiguousarray(_MASK.T)))
     assert transposed == {1: dict(_contents(_MASK))[2], 2: dict(_contents(_MASK))[1]}
     assert transposed[1] != transposed[2]
@@ -50,16 +50,16 @@ def test_each_axis_has_its_own_contents() -> None:
     [_DRAWN, np.full((TOKENS, TOKENS), 0.5, np.float32), np.full((TOKENS, TOKENS), np.nan, np.float32)],
     ids=["many numbers", "one number", "none"],
 )
-def test_frozen_weights_are_not_tables(values: np.ndarray) -> None:
+def test_frozen_weights_are_not_tables(values: np.ndarray):
     assert _table(values) is None
 
 
-def test_a_parameter_is_not_a_table() -> None:
+def test_a_parameter_is_not_a_table():
     assert _table(np.sign(_DRAWN)) is not None
     assert _table(np.sign(_DRAWN), is_trained=True) is None
 
 
-def test_mapped_numbers_are_sorted_and_distinct() -> None:
+def test_mapped_numbers_are_sorted_and_distinct():
     table = _table(np.sign(_DRAWN))
     assert table is not None
     assert table.mapped(abs).numbers == (1.0,)

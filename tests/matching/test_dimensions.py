@@ -18,7 +18,7 @@ def _elements(dims: Dims, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 @given(st.data())
-def test_reshape_and_transpose_move_elements_as_numpy_does(data: st.DataObject) -> None:
+def test_reshape_and_transpose_move_elements_as_numpy_does(data: st.DataObject):
     sizes = tuple(data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4)))
     dims: Dims = tuple(whole(axis, size) for axis, size in enumerate(sizes))
     array = np.arange(math.prod(sizes)).reshape(sizes)
@@ -45,20 +45,20 @@ def _factors(size: int) -> list[int]:
     return {1: [], 2: [2], 3: [3], 4: [2, 2], 6: [2, 3]}.get(size) or [size] * (size > 1)
 
 
-def test_a_reverse_reshape_restores_the_axis() -> None:
+def test_a_reverse_reshape_restores_the_axis():
     split = reshaped((whole(0, 12), whole(1, 5)), (3, 4, 5))
     assert split == ((Atom(0, 3, 4),), (Atom(0, 4, 1),), (Atom(1, 5),))
     assert reshaped(split, (12, 5)) == (whole(0, 12), whole(1, 5))
     assert reshaped((whole(0, 6), whole(1, 4)), (8, 3)) is None
 
 
-def test_shuffled_channels_are_not_a_whole_axis() -> None:
+def test_shuffled_channels_are_not_a_whole_axis():
     first, second = Atom(0, 3, 4), Atom(0, 4, 1)
     assert merged((first, second)) == whole(0, 12)
     assert merged((second, first)) == (second, first)
 
 
-def test_coinciding_dimensions_are_split_where_either_is() -> None:
+def test_coinciding_dimensions_are_split_where_either_is():
     pairs = coinciding(whole(0, 12), (Atom(1, 3), Atom(2, 4)))
     assert pairs == [(Atom(0, 3, 4), Atom(1, 3)), (Atom(0, 4, 1), Atom(2, 4))]
     assert coinciding(whole(0, 6), (Atom(1, 4), Atom(2, 3))) is None

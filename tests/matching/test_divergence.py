@@ -34,7 +34,7 @@ def _two_uses(is_shared: bool, is_transposed: bool = False) -> onnx.ModelProto:
     return _tokens(part)
 
 
-def test_shared_weights_are_reported() -> None:
+def test_shared_weights_are_reported():
     """A layer that is applied twice trains differently from two layers; the function is the same."""
     found = compared(_two_uses(is_shared=True), _two_uses(is_shared=False))
     assert found.is_same_network
@@ -42,7 +42,7 @@ def test_shared_weights_are_reported() -> None:
     assert not _differences(compared(_two_uses(is_shared=True), _two_uses(is_shared=True, is_transposed=True)))
 
 
-def test_one_layer_in_place_of_two_is_reported() -> None:
+def test_one_layer_in_place_of_two_is_reported():
     def part(x: Expr, is_shared: bool) -> Expr:
         ones = x @ x.weight(CHANNELS, CHANNELS)
         others = ones if is_shared else x @ x.weight(CHANNELS, CHANNELS)
@@ -65,7 +65,7 @@ def _decomposed(epsilon: float) -> onnx.ModelProto:
     return ended((centred / deviation * y.weight(CHANNELS, 1, 1) + y.weight(CHANNELS, 1, 1)).Relu())
 
 
-def test_normalisations_by_batch_statistics_are_reported() -> None:
+def test_normalisations_by_batch_statistics_are_reported():
     first, folded, other = (_normalized(epsilon) for epsilon in (1e-5, None, 1e-3))
     found = compared(first, folded)
     assert found.is_same_network
@@ -86,19 +86,19 @@ def test_normalisations_by_batch_statistics_are_reported() -> None:
     ],
     ids=["whole", "folded", "another epsilon"],
 )
-def test_decomposed_normalisations_are_reported(other: onnx.ModelProto, expected: list[tuple[str, str, str]]) -> None:
+def test_decomposed_normalisations_are_reported(other: onnx.ModelProto, expected: list[tuple[str, str, str]]):
     found = compared(_decomposed(1e-5), other)
     assert found.is_same_network
     assert _differences(found) == expected
 
 
-def test_inputs_of_different_sizes_are_reported() -> None:
+def test_inputs_of_different_sizes_are_reported():
     found = compared(*(ended(conv(start()), (2, CHANNELS, extent, extent)) for extent in (4, 6)))
     assert not found.is_same_network
     assert _differences(found) == [("inputs", "'x' 2x4x4x4", "'x' 2x4x6x6")]
 
 
-def test_a_tensor_inside_an_operator_of_the_other_model_is_not_ambiguous() -> None:
+def test_a_tensor_inside_an_operator_of_the_other_model_is_not_ambiguous():
     def decomposed(x: Expr) -> Expr:
         y = conv(x)
         return y * ((y + 3).Clip(0, 6) / 6)
@@ -109,7 +109,7 @@ def test_a_tensor_inside_an_operator_of_the_other_model_is_not_ambiguous() -> No
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_a_different_layer_is_reported_with_its_sizes(stride: int) -> None:
+def test_a_different_layer_is_reported_with_its_sizes(stride: int):
     def part(stride: int, kernel: int) -> onnx.ModelProto:
         y = conv(start()).Relu()
         weight = y.weight(CHANNELS, CHANNELS // 2, kernel, kernel)
@@ -122,7 +122,7 @@ def test_a_different_layer_is_reported_with_its_sizes(stride: int) -> None:
     )
 
 
-def test_networks_do_not_diverge_at_an_added_loss() -> None:
+def test_networks_do_not_diverge_at_an_added_loss():
     pooled = [conv(start()).Relu().ReduceMean([2, 3], keepdims=0) for _ in range(2)]
     first, second = (x @ x.weight(CHANNELS, 3) for x in pooled)
     found = compared(*(x.net.model(x.name, IMAGE, (2, 3)) for x in (first, second.Tanh())))
@@ -131,7 +131,7 @@ def test_networks_do_not_diverge_at_an_added_loss() -> None:
     assert not found.last_from_outputs
 
 
-def test_a_packed_projection_without_counterpart_is_read_in_parts() -> None:
+def test_a_packed_projection_without_counterpart_is_read_in_parts():
     def gated(value: Expr, gate: Expr) -> Expr:
         return value * gate.Sigmoid()
 
@@ -159,7 +159,7 @@ def _by_groups(groups: int, epsilon: float) -> onnx.ModelProto:
     return _image(part, batch=1)
 
 
-def test_normalisations_of_samples_are_distinguished_from_biases_and_from_each_other() -> None:
+def test_normalisations_of_samples_are_distinguished_from_biases_and_from_each_other():
     biased = _image(lambda x: conv(x, has_bias=True).Relu(), batch=1)
     each = _by_groups(CHANNELS, 1e-5)
     for other in (_by_groups(2, 1e-5), _by_groups(1, 1e-5), _by_groups(CHANNELS, 0.1), biased):

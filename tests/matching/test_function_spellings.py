@@ -336,16 +336,16 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
 
 
 @pytest.mark.parametrize("parts", _SAME.values(), ids=_SAME)
-def test_spellings_of_one_function_are_the_same_network(parts: tuple[Part, Part]) -> None:
+def test_spellings_of_one_function_are_the_same_network(parts: tuple[Part, Part]):
     assert_equal_parts(*parts)
 
 
 @pytest.mark.parametrize("parts", _DIFFERENT.values(), ids=_DIFFERENT)
-def test_similar_functions_are_different_networks(parts: tuple[Part, Part]) -> None:
+def test_similar_functions_are_different_networks(parts: tuple[Part, Part]):
     assert_different(*map(network_of, parts))
 
 
-def test_long_chains_of_activations_are_compared() -> None:
+def test_long_chains_of_activations_are_compared():
     def gated(op: str) -> Part:
         def part(x: Expr) -> Expr:
             for _ in range(30):

@@ -144,16 +144,16 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
 
 
 @pytest.mark.parametrize("parts", _SAME.values(), ids=_SAME)
-def test_spellings_of_one_computation_are_the_same_network(parts: tuple[Part, Part]) -> None:
+def test_spellings_of_one_computation_are_the_same_network(parts: tuple[Part, Part]):
     assert_equal_parts(*parts)
 
 
 @pytest.mark.parametrize("parts", _DIFFERENT.values(), ids=_DIFFERENT)
-def test_similar_computations_are_different_networks(parts: tuple[Part, Part]) -> None:
+def test_similar_computations_are_different_networks(parts: tuple[Part, Part]):
     assert_different(*map(network_of, parts))
 
 
-def test_the_operand_subtracted_is_identified_by_its_axis() -> None:
+def test_the_operand_subtracted_is_identified_by_its_axis():
     def differences_of_pairs(over: int) -> Part:
         def part(x: Expr) -> Expr:
             h = linear(x)
@@ -165,7 +165,7 @@ def test_the_operand_subtracted_is_identified_by_its_axis() -> None:
     assert not compared(first, second).is_same_network
 
 
-def test_a_long_sum_has_a_linear_number_of_references() -> None:
+def test_a_long_sum_has_a_linear_number_of_references():
     count = 200
 
     def summed(*, is_reversed: bool) -> Part:
@@ -184,7 +184,7 @@ def test_a_long_sum_has_a_linear_number_of_references() -> None:
 
 
 @pytest.mark.parametrize("factor, weights", [(1, 1), (2, 0)])
-def test_a_concatenation_has_the_weights_of_the_parts_that_it_absorbs(factor: float, weights: int) -> None:
+def test_a_concatenation_has_the_weights_of_the_parts_that_it_absorbs(factor: float, weights: int):
     x = start()
     inner = x.Concat(x.weight(BATCH, 1, CHANNELS), axis=1)
     outer = (inner * factor).Concat(x, axis=1)
@@ -193,7 +193,7 @@ def test_a_concatenation_has_the_weights_of_the_parts_that_it_absorbs(factor: fl
     assert len(structure.entities[structure.views[outer.name].value].weights) == weights
 
 
-def test_a_factor_after_a_layer_is_absorbed_by_its_weights() -> None:
+def test_a_factor_after_a_layer_is_absorbed_by_its_weights():
     def with_factor(x: Expr) -> Expr:
         return x @ x.weight(CHANNELS, CHANNELS) * 2 + x.weight(CHANNELS)
 
@@ -212,7 +212,7 @@ def _image(part: Part) -> Any:
     return network_of(part, IMAGE)
 
 
-def test_a_convolution_absorbs_pads_and_biases() -> None:
+def test_a_convolution_absorbs_pads_and_biases():
     def padded_before(x: Expr) -> Expr:
         weight, bias = x.weight(CHANNELS, CHANNELS, 3, 3), x.weight(CHANNELS)
         y = x.Pad([0, 0, 0, 0, 0, 0, 1, 1]).Conv(weight, strides=[2, 2])
@@ -222,7 +222,7 @@ def test_a_convolution_absorbs_pads_and_biases() -> None:
     assert not compared(_image(_conv), _image(lambda x: _conv(x, (1, 1, 0, 0)))).is_same_network
 
 
-def test_channels_last_is_the_same_network() -> None:
+def test_channels_last_is_the_same_network():
     def between_transposes(x: Expr) -> Expr:
         return _conv(x.Transpose(perm=[0, 3, 1, 2])).Transpose(perm=[0, 2, 3, 1])
 
@@ -230,7 +230,7 @@ def test_channels_last_is_the_same_network() -> None:
     assert not assert_same(_image(_conv), channels_last).unmatched_a
 
 
-def test_a_convolution_of_separate_windows_is_a_matrix_times_each() -> None:
+def test_a_convolution_of_separate_windows_is_a_matrix_times_each():
     kernel = 2
     count, inside = EXTENT // kernel, CHANNELS * kernel * kernel
 
@@ -246,7 +246,7 @@ def test_a_convolution_of_separate_windows_is_a_matrix_times_each() -> None:
     assert_same(_image(convolution), _image(matrix))
 
 
-def test_channels_of_groups_are_not_channels_of_dense_layers() -> None:
+def test_channels_of_groups_are_not_channels_of_dense_layers():
     def halves(first: Expr, second: Expr) -> Expr:
         return first.Relu().Concat(second.Tanh(), axis=1)
 
@@ -267,7 +267,7 @@ def _shuffled(x: Expr) -> Expr:
 
 
 @pytest.mark.parametrize("groups", [2, CHANNELS])
-def test_shuffled_channels_are_different_channels(groups: int) -> None:
+def test_shuffled_channels_are_different_channels(groups: int):
     def grouped(x: Expr, is_shuffled: bool) -> Expr:
         weight = x.weight(CHANNELS, CHANNELS // groups, 3, 3)
         return (_shuffled(x) if is_shuffled else x).Conv(weight, group=groups, pads=[1] * 4) + x
@@ -276,7 +276,7 @@ def test_shuffled_channels_are_different_channels(groups: int) -> None:
     assert not compared(shuffled, plain).is_same_network
 
 
-def test_pads_of_a_transposed_convolution_crop_its_result() -> None:
+def test_pads_of_a_transposed_convolution_crop_its_result():
     def transposed(**pads: Any) -> Part:
         return lambda x: x.ConvTranspose(x.weight(CHANNELS, CHANNELS, 3, 3), strides=[2, 2], **pads)
 

@@ -35,7 +35,7 @@ def _reasons(found: Matching) -> set[Reason]:
     return {item.reason for item in found.unmatched_a}
 
 
-def test_equal_branches_are_ambiguous_and_their_sum_is_not() -> None:
+def test_equal_branches_are_ambiguous_and_their_sum_is_not():
     model, ends = network(["twins"])
     found = compared(model, model)
     assert found.is_same_network
@@ -45,14 +45,14 @@ def test_equal_branches_are_ambiguous_and_their_sum_is_not() -> None:
 
 
 @pytest.mark.parametrize("blocks", [["ordered twins"], ["attention"], ["shuffled channels", "concatenated"]])
-def test_order_and_later_use_distinguish_branches(blocks: list[str]) -> None:
+def test_order_and_later_use_distinguish_branches(blocks: list[str]):
     model, _ = network(blocks)
     found = compared(model, model)
     assert found.unmatched_a == ()
     assert all(pair.a == pair.b for pair in found.pairs)
 
 
-def test_the_tensor_before_a_normalisation_has_no_counterpart_where_that_is_folded() -> None:
+def test_the_tensor_before_a_normalisation_has_no_counterpart_where_that_is_folded():
     y, z = conv(start(), has_bias=True), conv(start())
     normal = batch_norm(z)
     found = compared(ended(y.Relu()), ended(normal.Relu()), freeze_bn=True)
@@ -63,7 +63,7 @@ def test_the_tensor_before_a_normalisation_has_no_counterpart_where_that_is_fold
     assert found.extras == (Extra("inside layers", 0, 1, 0, size),)
 
 
-def test_a_bias_in_one_model_only_is_reported() -> None:
+def test_a_bias_in_one_model_only_is_reported():
     y, z = conv(start()), conv(start(), has_bias=True)
     found = compared(ended(y.Relu()), ended(z.Relu()))
     assert found.is_same_network
@@ -74,7 +74,7 @@ def test_a_bias_in_one_model_only_is_reported() -> None:
     assert y.name not in elu.of_a
 
 
-def test_networks_diverge_at_a_different_operator() -> None:
+def test_networks_diverge_at_a_different_operator():
     before = [conv(start()) for _ in range(2)]
     after = [conv(apply(x.net, op, x), 3) for x, op in zip(before, ("Relu", "Elu"), strict=True)]
     found = compared(*(ended(x.Sigmoid()) for x in after))
@@ -103,7 +103,7 @@ def _tanh_of_sigmoid(x: Expr) -> Expr:
     return (x * 2).Sigmoid() * 2 - 1
 
 
-def test_a_spelling_in_each_block_is_identified_by_its_values() -> None:
+def test_a_spelling_in_each_block_is_identified_by_its_values():
     first, ends = _blocks(lambda x: x.Tanh(), 4)
     second, others = _blocks(_tanh_of_sigmoid, 4)
     found = compared(first, second)
@@ -130,7 +130,7 @@ def _separate(x: Expr) -> list[Expr]:
     return [x @ x.weight(CHANNELS, CHANNELS) for _ in range(3)]
 
 
-def test_a_symmetric_mask_does_not_confuse_queries_and_keys() -> None:
+def test_a_symmetric_mask_does_not_confuse_queries_and_keys():
     x = start()
     flags = x.ReduceMean([2], keepdims=0)
     query, key, value = parts = _separate(x)
@@ -142,7 +142,7 @@ def test_a_symmetric_mask_does_not_confuse_queries_and_keys() -> None:
     assert all(found.of_a[part.name] == part.name for part in parts)
 
 
-def test_packed_projections_are_reported_before_a_difference() -> None:
+def test_packed_projections_are_reported_before_a_difference():
     sides = []
     for axis in (-1, 1):
         query, key, value = _packed(start())[1]
@@ -153,7 +153,7 @@ def test_packed_projections_are_reported_before_a_difference() -> None:
     assert first[:2] == second[:2] == (f"MatMul {CHANNELS} to {3 * CHANNELS}", "Gather")
 
 
-def test_a_packed_layer_differs_from_a_layer_of_its_size() -> None:
+def test_a_packed_layer_differs_from_a_layer_of_its_size():
     both, ranges = _packed(start())
     x = start()
     query, key, value = _separate(x)
@@ -173,14 +173,14 @@ def test_a_packed_layer_differs_from_a_layer_of_its_size() -> None:
     ],
     ids=["products of each sample and of all", "three tokens and two"],
 )
-def test_a_tensor_with_different_elements_is_a_different_value(one: Part, other: Part) -> None:
+def test_a_tensor_with_different_elements_is_a_different_value(one: Part, other: Part):
     tensors = [part(start()) for part in (one, other)]
     means = [tensor.Reshape([BATCH, -1]).ReduceMean([1], keepdims=1) for tensor in tensors]
     models = [x.net.model((x @ x.weight(1, 3)).name, SEQUENCE, (BATCH, 3)) for x in means]
     assert tensors[0].name not in compared(*models).of_a
 
 
-def test_multiples_are_matched_with_their_factor() -> None:
+def test_multiples_are_matched_with_their_factor():
     y, z = (start().Sigmoid() * factor for factor in (0.25, 0.5))
     found = compared(ended((y * 2.0).Softmax()), ended((z * 1.0).Softmax()))
     assert found.is_same_network
@@ -190,7 +190,7 @@ def test_multiples_are_matched_with_their_factor() -> None:
 
 
 @pytest.mark.parametrize("kernel, is_distinguished", [(3, True), (1, False)])
-def test_only_different_uses_distinguish_equal_tensors(kernel: int, is_distinguished: bool) -> None:
+def test_only_different_uses_distinguish_equal_tensors(kernel: int, is_distinguished: bool):
     x = start()
     relus = [x.Relu(), x.Relu()]
     ends = [conv(relus[0]), conv(relus[1], kernel)]
@@ -203,14 +203,14 @@ def test_only_different_uses_distinguish_equal_tensors(kernel: int, is_distingui
         assert all(_details(found)[name][0] is Reason.AMBIGUOUS for name in names)
 
 
-def test_another_batch_is_rejected_with_a_remedy() -> None:
+def test_another_batch_is_rejected_with_a_remedy():
     model, _ = network(["convolution"])
     other = read_model(model, input_shapes={"x": (3, *IMAGE[1:])})
     with pytest.raises(ShapeError, match=r"batches of 2 and 3.*--input-shapes"):
         match(read_model(model), other)
 
 
-def test_a_wrapped_index_is_the_index() -> None:
+def test_a_wrapped_index_is_the_index():
     inputs = "(int64[2] i, float[9, 3] w) => (float[2, 3] y)"
     bodies = (
         "{ y = Gather<axis = 0>(w, i) }",
@@ -222,7 +222,7 @@ def test_a_wrapped_index_is_the_index() -> None:
     assert found.of_b["j"] == "i"
 
 
-def test_random_draws_are_separate_values() -> None:
+def test_random_draws_are_separate_values():
     x = start()
     noises = [x.RandomNormalLike() for _ in range(2)]
     sums = [x * noise for noise in noises]
@@ -233,7 +233,7 @@ def test_random_draws_are_separate_values() -> None:
     assert found.of_a[y.name] == y.name
 
 
-def test_consecutive_normalisations_are_separate_layers() -> None:
+def test_consecutive_normalisations_are_separate_layers():
     once = ended(batch_norm(conv(start())).Relu())
     twice = ended(batch_norm(batch_norm(conv(start()))).Relu())
     assert not compared(once, twice).is_same_network
@@ -248,7 +248,7 @@ def _crossed(is_crossed: bool, tails: int = 1) -> tuple[onnx.ModelProto, str]:
 
 
 @pytest.mark.parametrize("tails", [1, 20])
-def test_crossed_equal_branches_are_a_different_network(tails: int) -> None:
+def test_crossed_equal_branches_are_a_different_network(tails: int):
     (own, whole), (crossed, _) = _crossed(False, tails), _crossed(True, tails)
     found = compared(own, crossed)
     assert not found.is_same_network
@@ -264,7 +264,7 @@ def test_crossed_equal_branches_are_a_different_network(tails: int) -> None:
         assert _reasons(found) == {Reason.AMBIGUOUS}
 
 
-def test_skips_to_other_branches_are_a_different_network() -> None:
+def test_skips_to_other_branches_are_a_different_network():
     def skipped(sources: Sequence[int]) -> onnx.ModelProto:
         x = start()
         ends = [conv(x).Relu() for _ in sources]
@@ -277,7 +277,7 @@ def test_skips_to_other_branches_are_a_different_network() -> None:
     assert not compared(skipped([1, 0, 2]), skipped([1, 2, 0])).is_same_network
 
 
-def test_deep_networks_are_matched_in_bounded_time() -> None:
+def test_deep_networks_are_matched_in_bounded_time():
     y = start()
     for _ in range(260):
         y = y + ((y @ y.weight(CHANNELS, CHANNELS)).Relu() + y.weight(CHANNELS))
@@ -287,7 +287,7 @@ def test_deep_networks_are_matched_in_bounded_time() -> None:
     assert time.process_time() - started < 7
 
 
-def test_many_consecutive_transposes_are_matched() -> None:
+def test_many_consecutive_transposes_are_matched():
     x = start()
     first, second = x.Relu(), x.Relu()
     for _ in range(1100):

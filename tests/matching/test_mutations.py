@@ -40,7 +40,7 @@ def _matched(model: onnx.ModelProto, other: onnx.ModelProto, draw: random.Random
 
 @settings(deadline=None, max_examples=15)
 @given(_BLOCKS, _SEEDS)
-def test_a_renamed_network_is_the_same(blocks: list[str], draw: random.Random) -> None:
+def test_a_renamed_network_is_the_same(blocks: list[str], draw: random.Random):
     model, _ = network(blocks)
     found = _matched(model, model, draw)
     assert found.is_same_network
@@ -51,7 +51,7 @@ def test_a_renamed_network_is_the_same(blocks: list[str], draw: random.Random) -
 
 @settings(deadline=None, max_examples=12)
 @given(_BLOCKS, _SEEDS)
-def test_a_doubled_block_is_ambiguous(blocks: list[str], draw: random.Random) -> None:
+def test_a_doubled_block_is_ambiguous(blocks: list[str], draw: random.Random):
     model, ends = network(blocks)
     start, end = draw.choice(ends)
     found = _matched(model, with_block_twice(model, start, end), draw)
@@ -63,7 +63,7 @@ def _ambiguous(found: Matching) -> set[str]:
     return {item.tensor for item in found.unmatched_a if item.reason is Reason.AMBIGUOUS}
 
 
-def test_a_tensor_of_one_spelling_belongs_to_the_layer_before_it() -> None:
+def test_a_tensor_of_one_spelling_belongs_to_the_layer_before_it():
     """The first operator of a composed activation has no path to an output in the normal form."""
     model, ends = network(["composed"] * 3)
     found = _matched(model, with_block_twice(model, *ends[0]), random.Random(0))
@@ -74,7 +74,7 @@ def test_a_tensor_of_one_spelling_belongs_to_the_layer_before_it() -> None:
 
 @settings(deadline=None, max_examples=12)
 @given(_BLOCKS.filter(lambda blocks: not {"linear", "attention", "packed attention"}.issuperset(blocks)), _SEEDS)
-def test_networks_diverge_at_another_activation(blocks: list[str], draw: random.Random) -> None:
+def test_networks_diverge_at_another_activation(blocks: list[str], draw: random.Random):
     model, _ = network(blocks)
     tensor = draw.choice(activations(model))
     found = _matched(model, with_activation(model, tensor, "Softplus"), draw)
@@ -86,7 +86,7 @@ def test_networks_diverge_at_another_activation(blocks: list[str], draw: random.
 @pytest.mark.parametrize(
     "name, max_unmatched", [("resnet18", 0), ("mobilenet_v2", 0), pytest.param("darts", 16, marks=pytest.mark.slow)]
 )
-def test_every_tensor_of_a_real_network_is_matched(name: str, max_unmatched: int) -> None:
+def test_every_tensor_of_a_real_network_is_matched(name: str, max_unmatched: int):
     """Symmetric tensors are exceptions: the first cells of DARTS read one tensor twice."""
     model = onnx.load(MODELS / f"{name}.onnx")
     found = _matched(model, model, random.Random(0))
@@ -94,7 +94,7 @@ def test_every_tensor_of_a_real_network_is_matched(name: str, max_unmatched: int
     assert len(found.unmatched_a) <= max_unmatched
 
 
-def test_a_doubled_block_of_a_light_model_affects_equal_blocks_only() -> None:
+def test_a_doubled_block_of_a_light_model_affects_equal_blocks_only():
     model = onnx.load(light_path("light_resnet50"))
     relus = [node.output[0] for node in model.graph.node if node.op_type == "Relu"]
     # The second block of the first stage, which equals the third.

@@ -37,16 +37,16 @@ def _is_never_negative(part: Part) -> bool:
 
 
 @pytest.mark.parametrize("name", _NEVER)
-def test_a_value_is_never_negative(name: str) -> None:
+def test_a_value_is_never_negative(name: str):
     assert _is_never_negative(_NEVER[name])
 
 
 @pytest.mark.parametrize("name", _MAYBE)
-def test_a_value_may_be_negative(name: str) -> None:
+def test_a_value_may_be_negative(name: str):
     assert not _is_never_negative(_MAYBE[name])
 
 
-def test_a_proof_may_be_long() -> None:
+def test_a_proof_may_be_long():
     def part(x: Expr) -> Expr:
         x = x.Relu()
         for _ in range(1000):

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import numpy_helper, parser
+from onnx import helper, numpy_helper, parser
 
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.files.forward_file import to_proto
+from onnxgc.model.read import read_model
 
 LIGHT_FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 LIGHT_MODELS = tuple(sorted(path.stem for path in LIGHT_FOLDER.glob("*.onnx")))
@@ -43,13 +44,16 @@ def with_weights(model: onnx.ModelProto, **values: Array) -> onnx.ModelProto:
     return copy
 
 
-def model_of(
-    body: str, *, opset: int = 18, ir_version: int = 8, domains: str = "", **values: Array | tuple[int, ...]
-) -> onnx.ModelProto:
-    """The model of a text with these initializers: values, or shapes of drawn ones."""
-    model = text_model(body, opset=opset, ir_version=ir_version, domains=domains)
-    drawn = {name: normal(*value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return with_weights(model, **drawn)
+def model_of(body: str, **given: Any) -> onnx.ModelProto:
+    """The model of a text with initializers (values, or shapes of drawn ones) and the settings of `text_model`."""
+    settings = {key: given.pop(key) for key in ("opset", "ir_version", "domains") if key in given}
+    drawn = {name: normal(*value) if isinstance(value, tuple) else value for name, value in given.items()}
+    return with_weights(text_model(body, **settings), **drawn)
+
+
+def read(source: Any, **options: Any) -> TrainableModel:
+    """The model as it is read, with the mean squared error as loss if no other is given."""
+    return read_model(source, **{"loss": "mse", **options})
 
 
 def normal(*shape: int, seed: int = 0) -> Array:
@@ -74,10 +78,21 @@ def run(model: onnx.ModelProto, feeds: dict[str, Array], *outputs: str) -> list[
 def run_read(
     model: TrainableModel, feeds: dict[str, Array], *outputs: str, values: dict[str, Array] | None = None
 ) -> list[Any]:
-    """Outputs of a read model; the first is the loss unless `outputs` are named."""
+    """Outputs of a read model, the loss unless `outputs` are named; targets that are not fed are zeros."""
     proto = to_proto(model, values)
     onnx.checker.check_model(proto, full_check=True)
-    return run(proto, feeds, *outputs)
+    kinds = {name: model.types[name] for name in model.targets if name not in feeds}
+    zeros = {name: np.zeros(kind.shape, helper.tensor_dtype_to_np_dtype(kind.dtype)) for name, kind in kinds.items()}
+    return run(proto, feeds | zeros, *outputs)
+
+
+def assert_same_output(
+    source: onnx.ModelProto, model: TrainableModel, feeds: dict[str, Array], rtol: float = 1e-5, atol: float = 1e-6
+) -> Array:
+    """Checks that a read model has the source's output, and returns it."""
+    (expected,), (found,) = run(source, feeds), run_read(model, feeds, *model.outputs)
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
+    return np.asarray(expected)
 
 
 def with_values(model: onnx.ModelProto, values: dict[str, Array]) -> onnx.ModelProto:

@@ -11,8 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own convention
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.read import read_model
 from tests.gradients.gradient_case import Case, Formula, case, wrong
-from tests.gradients.gradient_case import normal as draw
-from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import assert_same_output, model_of, normal, read
 
 _RUNTIME = ', "com.microsoft": 1'
 
@@ -20,10 +19,8 @@ _RUNTIME = ', "com.microsoft": 1'
 def _case(
     rule: str, name: str, call: str, formula: Formula, x: tuple[int, ...] = (2, 4, 6), opset: int = 14, **inputs: Any
 ) -> Case:
-    """y = call; inputs that are shapes are operands, others constants."""
-    drawn = {key: draw(*value) if isinstance(value, tuple) else value for key, value in inputs.items()}
     body = (call if " = " in call else f"y = {call}").replace("ms.", "com.microsoft.")
-    return case(rule, f"{name}, opset {opset}", body, x=draw(*x), opset=opset, formula=formula, tolerance=1e-4, **drawn)
+    return case(rule, f"{name}, opset {opset}", body, x=x, opset=opset, formula=formula, tolerance=1e-4, **inputs)
 
 
 def _layer_norm(x: Tensor, g: Tensor, b: Tensor | None = None, epsilon: float = 1e-12) -> Tensor:
@@ -305,18 +302,16 @@ CASES = [
 
 
 @pytest.mark.parametrize("entry", CASES, ids=str)
-def test_contrib_operators_become_standard_ones(entry: Case) -> None:
+def test_contrib_operators_become_standard_ones(entry: Case):
     assert wrong(entry) == {}
     source = entry.model()
-    model = read_model(source, loss="mse")
+    model = read(source)
     assert model.opset == 18
     assert not any(node.domain for node in model.nodes)
     assert set(model.parameters) == set(entry.parameters)
     if entry.rule != "NhwcConv":
         # It has no CPU kernel.
-        (expected,) = run(source, entry.fed())
-        (found,) = run_read(model, {**entry.fed(), "target": np.zeros_like(expected)}, "y")
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        assert_same_output(source, model, entry.fed(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -333,37 +328,35 @@ def test_contrib_operators_become_standard_ones(entry: Case) -> None:
         ("[f] y = ms.Attention<num_heads=2>(x, v, c, k)", "its mask 'k' has the shape \\[8\\]"),
     ],
 )
-def test_settings_without_a_standard_form_are_an_error(nodes: str, message: str) -> None:
+def test_settings_without_a_standard_form_are_an_error(nodes: str, message: str):
     outputs = "y, float[a] z" if " z = " in nodes else "y"
     nodes = nodes.replace("ms.", "com.microsoft.")
     body = f"(float[2,4,6] x, float[2,4,5,5] i) => (float[a,b,c] {outputs}) {{ {nodes} }}"
     stored = {"w": normal(3, 4, 1, 1), "g": normal(6), "v": normal(6, 18), "c": normal(18)}
     stored |= {"p": normal(2, 2, 2, 4, 3), "k": np.zeros(8, np.int32)}
-    source = with_weights(text_model(body, opset=14, domains=_RUNTIME), **stored)
+    source = model_of(body, opset=14, domains=_RUNTIME, **stored)
     with pytest.raises(UnsupportedOperatorError, match=message):
-        read_model(source, loss="mse")
+        read(source)
 
 
-def test_the_error_names_all_other_operators_outside_of_onnx() -> None:
+def test_the_error_names_all_other_operators_outside_of_onnx():
     body = """(float[2,4,6] x) => (float[a,b,c] y) {
         u = com.microsoft.GroupNorm(x, g, g)  v = com.microsoft.Inverse(u)
         y = com.microsoft.Inverse(v) }"""
     source = model_of(body, opset=14, domains=_RUNTIME, g=(6,))
     with pytest.raises(ShapeError, match=r"GroupNorm, an operator outside of ONNX \(as are 2 com.microsoft::Inverse\)"):
-        read_model(source, loss="mse")
+        read(source)
 
 
-def test_masks_of_contrib_operators_do_not_train() -> None:
+def test_masks_of_contrib_operators_do_not_train():
     body = """(float[2,4,6] x) => (float[2,4,6] y) {
         q = MatMul(x, w)  y = com.microsoft.MultiHeadAttention<num_heads=2>(q, x, x, "", "", a) }"""
     mask = np.triu(np.full((1, 1, 4, 4), -10000, np.float32), 1)
     source = model_of(body, opset=14, domains=_RUNTIME, w=(6, 6), a=mask)
-    assert read_model(source, loss="mse").parameters == ("w",)
+    assert read(source).parameters == ("w",)
 
 
-def test_an_addition_of_the_runtime_needs_no_import() -> None:
+def test_an_addition_of_the_runtime_needs_no_import():
     body = "(float[2,4] x) => (float[N] y) { l = LayerNormalization<axis=-1>(x, s, b)  y = MatMul(l, w) }"
-    model = text_model(body, opset=11)
-    model = with_weights(model, s=np.ones(4, np.float32), b=np.zeros(4, np.float32), w=normal(4, 3))
-    found = read_model(model)
+    found = read_model(model_of(body, opset=11, s=np.ones(4), b=np.zeros(4), w=(4, 3)))
     assert [node.op for node in found.nodes][:2] == ["LayerNormalization", "MatMul"]

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from onnxgc.api import optimize
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
-from onnxgc.model.read import explain_weights, read_model
+from onnxgc.model.read import explain_weights
 from onnxgc.model.static_shapes import control_flow
 from tests.gradients.gradient_case import Case, Formula, case, wrong
-from tests.gradients.gradient_case import normal as draw
-from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import assert_same_output, model_of, normal, read, run, text_model
 
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 _BRANCHES = """
@@ -75,7 +74,7 @@ def _scan_case(
         seen_flat = Reshape(seen, flat)  last_flat = Reshape(last, flat)
         y = Concat<axis=0>(seen_flat, last_flat)
     """
-    return case("Scan", name, body, x=draw(*shape), s=draw(3), w=draw(3), flat=[-1], opset=opset, formula=formula)
+    return case("Scan", name, body, x=shape, s=(3,), w=(3,), flat=[-1], opset=opset, formula=formula)
 
 
 _LOOP_BODY = "p = MatMul(h, w)  n = Tanh(p)  out = Mul(n, v)  after = Identity(before)"
@@ -113,10 +112,9 @@ def _grown(operands: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _flow(rule: str, name: str, body: str, *, opset: int = 18, formula: Formula, **inputs: Any) -> Case:
-    """A case on x [2, 3] if no other shape is given; inputs that are shapes are operands, others constants."""
+    """A case on x [2, 3] if no other shape is given, with a true condition `c` if it reads one."""
     given = {"x": (2, 3), **({"c": True} if re.search(r"\bc\b", body) and " c = " not in body else {}), **inputs}
-    values = {key: draw(*value) if isinstance(value, tuple) else np.asarray(value) for key, value in given.items()}
-    return case(rule, name, body, opset=opset, formula=formula, **values)
+    return case(rule, name, body, opset=opset, formula=formula, **given)
 
 
 CASES = [
@@ -304,15 +302,12 @@ CASES += [
 
 
 @pytest.mark.parametrize("entry", CASES, ids=str)
-def test_gradients_match_torch_and_outputs_the_source_model(entry: Case) -> None:
+def test_gradients_match_torch_and_outputs_the_source_model(entry: Case):
     assert wrong(entry) == {}
     source = entry.model()
-    model = read_model(source, loss="mse", trainable=list(entry.parameters))
+    model = read(source, trainable=list(entry.parameters))
     assert not any(node.op in CONTROL_FLOW for node in model.nodes)
-    (expected,) = run(source, entry.fed())
-    feeds = {**entry.fed(), "target": np.zeros_like(expected)}
-    (found,) = run_read(model, feeds, *model.outputs)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert_same_output(source, model, entry.fed())
 
 
 _INNER_WEIGHTS = """(float[2,3] x) => (float[2,3] y) <int64 m = {2}, bool c = {1}> {
@@ -326,16 +321,14 @@ _INNER_WEIGHTS = """(float[2,3] x) => (float[2,3] y) <int64 m = {2}, bool c = {1
 }"""
 
 
-def test_weights_inside_of_bodies_become_weights_of_the_model() -> None:
+def test_weights_inside_of_bodies_become_weights_of_the_model():
     source = text_model(_INNER_WEIGHTS)
-    model = read_model(source, loss="mse")
+    model = read(source)
     assert set(model.parameters) == {"w", "again/w", "k"}
     found = {decision.name: decision for decision in explain_weights(source)}
     assert (found["s"].role, found["w"].role) == ("constant", "parameter")
     assert found["again/w"].reason == "input 1 of Mul 'scale'"
-    (expected,) = run(source, {"x": normal(2, 3)})
-    (result,) = run_read(model, {"x": normal(2, 3), "target": np.zeros((2, 3), np.float32)}, "y")
-    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    assert_same_output(source, model, {"x": normal(2, 3)}, rtol=1e-6)
     assert optimize(source, loss="mse").training_graph.gradient_of.keys() == {"w", "again/w", "k"}
     names = [node.name for node in model.nodes]
     assert {"again/step0/scale", "again/step1/scale"} <= set(names)
@@ -352,15 +345,13 @@ _BY_DATA = """(float[2,3] x) => (float[2,3] y) <float two = {2.}, float half = {
 
 
 @pytest.mark.parametrize("opset, sign", [(13, 1), (18, -1), (21, 1)])
-def test_a_data_dependent_branch_without_a_gradient_stays(opset: int, sign: int) -> None:
+def test_a_data_dependent_branch_without_a_gradient_stays(opset: int, sign: int):
     source = model_of(_BY_DATA, opset=opset, w=(3, 3))
     entry_x = np.abs(normal(2, 3)) * np.float32(sign)
-    model = read_model(source, loss="mse")
+    model = read(source)
     assert [node.op for node in model.nodes].count("If") == 1
     assert model.parameters == ("w",)
-    (expected,) = run(source, {"x": entry_x})
-    (found,) = run_read(model, {"x": entry_x, "target": np.zeros_like(expected)}, "y")
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert_same_output(source, model, {"x": entry_x}, rtol=1e-6)
     graph = optimize(source, loss="mse").training_graph
     target = np.zeros((2, 3), np.float32)
     (gradient,) = run(graph.model, {"x": entry_x, "target": target}, graph.gradient_of["w"])
@@ -371,7 +362,7 @@ def test_a_data_dependent_branch_without_a_gradient_stays(opset: int, sign: int)
 
 @pytest.mark.parametrize("is_zero", [True, False])
 @pytest.mark.parametrize("operator", ["Loop", "Scan"])
-def test_first_states_train_unless_they_are_zero(operator: str, is_zero: bool) -> None:
+def test_first_states_train_unless_they_are_zero(operator: str, is_zero: bool):
     bodies = {
         "Loop": f"""(float[2,3] x) => (float[2,3] y) <int64 m = {{2}}> {{
             z = Mul(x, w)  h = Loop{_LOOP_OF_STATE}  y = Add(h, z) }}""",
@@ -380,13 +371,13 @@ def test_first_states_train_unless_they_are_zero(operator: str, is_zero: bool) -
     shape = (2, 3) if operator == "Loop" else (3,)
     state = np.zeros(shape, np.float32) if is_zero else normal(*shape)
     source = model_of(bodies[operator], w=(3,), s=state)
-    assert set(read_model(source, loss="mse").parameters) == ({"w"} if is_zero else {"w", "s"})
+    assert set(read(source).parameters) == ({"w"} if is_zero else {"w", "s"})
 
 
-def test_a_scanned_weight_trains_although_it_is_zero() -> None:
+def test_a_scanned_weight_trains_although_it_is_zero():
     body = f"(float[3] x) => (float[3] y) {{ y = Scan{_SCAN_STEP}(x, b) }}"
     source = model_of(body, w=(3,), b=np.zeros((4, 3), np.float32))
-    assert set(read_model(source, loss="mse").parameters) == {"w", "b"}
+    assert set(read(source).parameters) == {"w", "b"}
 
 
 _SCAN_STEP = """<num_scan_inputs=1, body = step (float[3] h, float[3] part) => (float[3] n) {
@@ -404,25 +395,22 @@ _DOUBLING = """(float[2,3] x) => (float[2,3] y)
 
 
 @pytest.mark.parametrize("opset, size", [(13, 1.0), (18, 0.01), (21, 1.0)])
-def test_a_data_dependent_loop_without_a_gradient_stays(opset: int, size: float) -> None:
+def test_a_data_dependent_loop_without_a_gradient_stays(opset: int, size: float):
     x, w = np.full((2, 3), size, np.float32), normal(3, 3)
     source = model_of(_DOUBLING, opset=opset, w=w)
-    model = read_model(source, loss="mse", freeze=["d"])
+    model = read(source, freeze=["d"])
     assert [node.op for node in model.nodes].count("Loop") == 1
-    (expected,) = run(source, {"x": x})
-    target = np.zeros_like(expected)
-    (found,) = run_read(model, {"x": x, "target": target}, "y")
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    expected = assert_same_output(source, model, {"x": x}, rtol=1e-6)
     result = optimize(source, loss="mse", freeze=["d"])
     assert any("the data decide how long 'search' runs" in note for note in result.report["notes"])
     graph = result.training_graph
-    (gradient,) = run(graph.model, {"x": x, "target": target}, graph.gradient_of["w"])
+    (gradient,) = run(graph.model, {"x": x, "target": np.zeros_like(expected)}, graph.gradient_of["w"])
     h = expected / (x @ w)
     np.testing.assert_allclose(gradient, 2 / 6 * x.T @ (expected * h), rtol=1e-5)
 
 
 @pytest.mark.parametrize("operator", ["Loop", "Scan", "LSTM"])
-def test_unrolling_has_a_limit_on_operators(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrolling_has_a_limit_on_operators(operator: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(control_flow, "MAX_UNROLLED_OPERATORS", 20)
     bodies = {
         "Loop": f"(float[2,3] x) => (float[2,3] y) <int64 m = {{1000}}> {{ [it] y = Loop{_SHORT_LOOP} }}",
@@ -431,9 +419,9 @@ def test_unrolling_has_a_limit_on_operators(operator: str, monkeypatch: pytest.M
     }
     weights = {"w": normal(3), "a": normal(1, 12, 3), "b": normal(1, 12, 3)}
     used = {name: value for name, value in weights.items() if operator == "LSTM" or name == "w"}
-    source = with_weights(text_model(bodies[operator]), **used)
+    source = model_of(bodies[operator], **used)
     with pytest.raises(UnsupportedOperatorError, match=f"{operator} 'it' has .* steps.*limit of 20"):
-        read_model(source, loss="mse")
+        read(source)
 
 
 _SHORT_LOOP = _looped("n = Mul(h, w) after = Identity(before)", "n", 'm, "", x')
@@ -480,7 +468,7 @@ _SHORT_LOOP = _looped("n = Mul(h, w) after = Identity(before)", "n", 'm, "", x')
     ],
     ids=["gradient of a branch", "gradient of a loop", "growing state", "differing shapes", "unequal lengths"],
 )
-def test_unsupported_control_flow_is_an_error(body: str, opset: int, kind: type[Exception], message: str) -> None:
+def test_unsupported_control_flow_is_an_error(body: str, opset: int, kind: type[Exception], message: str):
     source = model_of(body, opset=opset, w=(3, 3))
     with pytest.raises(kind, match=message):
         optimize(source, loss="mse")

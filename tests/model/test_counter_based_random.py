@@ -10,9 +10,8 @@ import pytest
 
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.files.forward_file import to_proto
-from onnxgc.model.read import read_model
 from onnxgc.runtime.ort import make_session
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, read, text_model, with_weights
 
 SHAPES = [(2, 4, 64, 64), (7,), (3, 1, 5)]
 MAX_DEVIATION = 5.0
@@ -26,7 +25,7 @@ def counted(
     size = ",".join(map(str, shape))
     body = f"({kind}[{size}] x) => ({kind}[{size}] y{outputs}) {{ z = Mul(x, w)  {nodes} }}"
     weight = np.ones(shape, np.float16 if kind == "float16" else np.float32)
-    return read_model(with_weights(text_model(body), w=weight, **values), loss="mse", counted_draws=True)
+    return read(model_of(body, w=weight, **values), counted_draws=True)
 
 
 class Draws:
@@ -78,7 +77,7 @@ def deviations(numbers: Array) -> Iterator[tuple[str, float]]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("ratio", [0.1, 0.5])
-def test_masks_are_statistically_random(shape: tuple[int, ...], ratio: float) -> None:
+def test_masks_are_statistically_random(shape: tuple[int, ...], ratio: float):
     size = ",".join(map(str, shape))
     model = counted("a, m = Dropout(z, r)  y, n = Dropout(a, r)", shape, f", bool[{size}] m, bool[{size}] n", r=ratio)
     draws = Draws(model, "m", "n")
@@ -96,7 +95,7 @@ def test_masks_are_statistically_random(shape: tuple[int, ...], ratio: float) ->
         assert np.linalg.svd(matrix, compute_uv=False)[0] < 1.1 * limit
 
 
-def test_the_number_determines_the_draws() -> None:
+def test_the_number_determines_the_draws():
     """Two sessions draw the same with the same number, and differ for all others, also large ones."""
     model = counted("a = Dropout(z)  y = Dropout(a)", (8, 16))
     one, two = Draws(model, "y"), Draws(model, "y")
@@ -107,14 +106,14 @@ def test_the_number_determines_the_draws() -> None:
     assert len({value.tobytes() for value in found}) == len(numbers)
 
 
-def test_draws_never_change() -> None:
+def test_draws_never_change():
     """A later version must be able to resume training."""
     (mask,) = Draws(counted("y, m = Dropout(z)", (4, 16), ", bool[4,16] m"), "m")(7)
     assert np.packbits(mask).tobytes().hex() == "b0f97c517dd93d5a"
 
 
 @pytest.mark.parametrize("kind, ratio", [("float", 0.1), ("float", 1.0), ("float16", 0.5)])
-def test_kept_elements_are_scaled(kind: str, ratio: float) -> None:
+def test_kept_elements_are_scaled(kind: str, ratio: float):
     model = counted("y, m = Dropout(z, r)", (5, 6), ", bool[5,6] m", kind, r=ratio)
     x = normal(5, 6).astype(np.float16 if kind == "float16" else np.float32)
     y, mask = Draws(model, "y", "m")(3, x)
@@ -126,7 +125,7 @@ def test_kept_elements_are_scaled(kind: str, ratio: float) -> None:
     assert mask.any() == (ratio < 1)
 
 
-def test_only_small_vectors_are_computed_once() -> None:
+def test_only_small_vectors_are_computed_once():
     model = counted("a = Dropout(z)  y = Dropout(a)", (2, 4, 64, 64))
     once = [node for node in model.nodes if node.once]
     sizes = {name: model.types[name].element_count for node in once for name in node.outputs}
@@ -146,7 +145,7 @@ def test_only_small_vectors_are_computed_once() -> None:
         ("Bernoulli (p)", 0.3, 0.21**0.5, 0, 1),
     ],
 )
-def test_distributions_of_other_operators(node: str, mean: float, deviation: float, least: float, most: float) -> None:
+def test_distributions_of_other_operators(node: str, mean: float, deviation: float, least: float, most: float):
     probabilities = np.full((64, 64), 0.3, np.float32)
     model = counted(f"e = {node}  f = Cast <to = 1> (e)  y = Mul(z, f)", (64, 64), p=probabilities)
     draws = Draws(model, "y")
@@ -163,13 +162,13 @@ def test_distributions_of_other_operators(node: str, mean: float, deviation: flo
         assert abs(((counts - expected) ** 2 / expected).sum() - 99) < MAX_DEVIATION * math.sqrt(2 * 99)
 
 
-def test_probabilities_0_and_1_are_certain() -> None:
+def test_probabilities_0_and_1_are_certain():
     p = np.repeat(np.asarray([0, 1], np.float32), 512).reshape(2, 512)
     model = counted("e = Bernoulli <dtype = 9> (p)  f = Cast <to = 1> (e)  y = Mul(z, f)", (2, 512), p=p)
     np.testing.assert_array_equal(Draws(model, "f")(1)[0], p)
 
 
-def test_a_note_names_operators_with_the_runtime_s_generator() -> None:
+def test_a_note_names_operators_with_the_runtime_s_generator():
     nodes = """e = Softmax(z)  k = Multinomial <sample_size = 3> (e)  f = Cast <to = 1> (k)
         s = ReduceMean <keepdims = 0> (f)  c = Sigmoid(s)
         a = Dropout(z, c, on)  b = Mul(a, s)  y = Dropout(b)"""
@@ -179,9 +178,9 @@ def test_a_note_names_operators_with_the_runtime_s_generator() -> None:
     assert [node.op for node in model.nodes if node.op in ("Multinomial", "Dropout")] == ["Multinomial", "Dropout"]
 
 
-def test_the_input_exists_only_if_numbers_are_drawn() -> None:
+def test_the_input_exists_only_if_numbers_are_drawn():
     assert counted("draw = Tanh(z)  y = Dropout(draw)", (2, 3)).draw == "draw_2"
     assert counted("y = Dropout(z, r)", (2, 3), r=0.0).draw == ""
     body = text_model("(float[2,3] x) => (float[2,3] y) { z = Mul(x, w)  y = Dropout(z) }")
-    model = read_model(with_weights(body, w=normal(3)), loss="mse")
+    model = read(with_weights(body, w=normal(3)))
     assert (model.draw, [node.op for node in model.nodes][:2]) == ("", ["Mul", "Dropout"])

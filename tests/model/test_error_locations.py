@@ -69,7 +69,7 @@ def model_of(nodes: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("operator", CASES)
-def test_an_error_has_operator_location_reason_and_remedy(operator: str) -> None:
+def test_an_error_has_operator_location_reason_and_remedy(operator: str):
     nodes, words = CASES[operator]
     model = model_of(nodes)
     operators = [node.op_type for node in model.graph.node]

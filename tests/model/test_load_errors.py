@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 from onnxgc.errors import LossError, ModelFileError, NoParametersError, OnnxgcError, ShapeError
 from onnxgc.model.files.load import model_files
 from onnxgc.model.read import explain_weights, read_model
-from tests.model.model_helpers import light_path, model_of, normal, text_model, with_weights
+from tests.model.model_helpers import light_path, model_of, normal, read, text_model, with_weights
 
 LINEAR = "(float[4,3] x) => (float[4,2] y) { y = MatMul(x, w) }"
 
@@ -213,7 +213,7 @@ def test_constants_that_fit_the_file_but_not_the_given_shapes(node: str, shape: 
     source = text_model(f"(float[2,4,4] x) => (float[] r) <{indices}> {{ z = Mul(x, k) {node} r = Relu(y) }}")
     source.graph.output[0].type.tensor_type.ClearField("shape")
     source = with_weights(source, k=np.full((1, 1, 1), 0.5), s=np.full(4, 0.5))
-    assert read_model(source, loss="mse", trainable=["k"]).types["r"].shape
+    assert read(source, trainable=["k"]).types["r"].shape
     assert reason in message(ShapeError, source, input_shapes={"x": shape}, loss="mse")
 
 

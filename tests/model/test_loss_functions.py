@@ -39,7 +39,7 @@ def loss_case(operator: str, shape: str, reduction: str, weighted: bool, ignored
         operator,
         f"{name}, opset {opset}",
         body,
-        x=draw(*size),
+        x=size,
         spread=spread,
         labels=labels,
         opset=opset,
@@ -72,7 +72,7 @@ CASES = [
         "SoftmaxCrossEntropyLoss",
         "with its second output",
         "total, logs = SoftmaxCrossEntropyLoss(x, labels)  p = Exp(logs)  y = Mul(p, total)",
-        x=draw(4, 5),
+        x=(4, 5),
         labels=_SHAPES["[N, C]"][1],
         formula=_with_log_probabilities,
     ),
@@ -80,7 +80,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("entry", CASES, ids=str)
-def test_gradients_match_torch(entry: Case) -> None:
+def test_gradients_match_torch(entry: Case):
     assert wrong(entry) == {}
     model = read_model(entry.model(), loss="mse", trainable=list(entry.parameters))
     assert not any(node.op == entry.rule for node in model.nodes)

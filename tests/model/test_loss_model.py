@@ -1,7 +1,5 @@
 """Losses from a second model: equal to the built-in ones, by name or by position, as a function too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +44,7 @@ def loss_model(scores: str = "scores", opset: int = 17) -> onnx.ModelProto:
     [loss_model(), loss_model("logits"), loss_model(opset=18), parser.parse_model(FUNCTION)],
     ids=["by name", "by position", "of another opset", "as a function"],
 )
-def test_a_run_is_that_of_the_built_in_loss(loss: onnx.ModelProto) -> None:
+def test_a_run_is_that_of_the_built_in_loss(loss: onnx.ModelProto):
     """Names within the loss clash with the model's (c1)."""
     train, test = digits()
     data = {name: array[: 5 * BATCH // 2] for name, array in train.items()}
@@ -61,7 +59,7 @@ def test_a_run_is_that_of_the_built_in_loss(loss: onnx.ModelProto) -> None:
     assert own.evaluate(held)["loss"] == pytest.approx(built_in.evaluate(inferred)["loss"], rel=1e-3)
 
 
-def test_the_training_file_contains_the_loss(tmp_path: Path) -> None:
+def test_the_training_file_contains_the_loss(tmp_path: Path):
     """So that verify and train need no second file."""
     model, loss, file = (tmp_path / f"{name}.onnx" for name in ("digits", "loss", "training"))
     onnx.save(digits_network(), model)
@@ -77,7 +75,7 @@ def test_the_training_file_contains_the_loss(tmp_path: Path) -> None:
     assert sorted(trainer.parameters()) == ["head.bias", "head.weight"]
 
 
-def test_what_cannot_be_a_loss_is_one_line(tmp_path: Path) -> None:
+def test_what_cannot_be_a_loss_is_one_line(tmp_path: Path):
     two = loss_model()
     two.graph.output.append(onnx.helper.make_tensor_value_info("mean", 1, []))
     vector = loss_model()

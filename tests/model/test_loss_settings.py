@@ -55,7 +55,7 @@ CASES: dict[str, Any] = {
 
 @pytest.mark.parametrize("shape", [(6, 5), (2, 5, 3)], ids=str)
 @pytest.mark.parametrize("loss", CASES)
-def test_loss_and_gradient_are_those_of_torch(loss: str, shape: tuple[int, ...]) -> None:
+def test_loss_and_gradient_are_those_of_torch(loss: str, shape: tuple[int, ...]):
     kind = loss.partition("(")[0]
     last = "Sigmoid" if kind in ("bce", "focal") else "Identity"
     text = TEXT.format(shape=",".join(map(str, shape)), last=last)
@@ -84,7 +84,7 @@ def test_loss_and_gradient_are_those_of_torch(loss: str, shape: tuple[int, ...])
     np.testing.assert_allclose(found[1], weight.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_a_batch_without_labels_has_the_loss_zero() -> None:
+def test_a_batch_without_labels_has_the_loss_zero():
     model = with_weights(text_model(TEXT.format(shape="4,5", last="Identity")), w=normal(5))
     loss = f"cross-entropy(weights={WEIGHTS}, smoothing=0.3, ignored=4)"
     graph = optimize(model, loss=loss, solver="store-all", check=False).training_graph
@@ -114,7 +114,7 @@ def test_a_batch_without_labels_has_the_loss_zero() -> None:
         ("huber(delta=1" + "\0)", "cannot be read"),
     ],
 )
-def test_wrong_settings_are_one_line(loss: str, text: str) -> None:
+def test_wrong_settings_are_one_line(loss: str, text: str):
     model = with_weights(text_model(TEXT.format(shape="4,5", last="Identity")), w=normal(5))
     with pytest.raises(LossError) as caught:
         optimize(model, loss=loss, dry_run=True, check=False)

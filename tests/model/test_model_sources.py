@@ -16,7 +16,7 @@ class Program:
     model_proto: onnx.ModelProto
 
 
-def test_a_program_is_read_as_its_model() -> None:
+def test_a_program_is_read_as_its_model():
     model = onnx.parser.parse_model(TEXT)
     assert source_of(Program(model)) is model
     direct, from_program = (onnxgc.optimize(one, loss="mse", check=False) for one in (model, Program(model)))
@@ -24,13 +24,13 @@ def test_a_program_is_read_as_its_model() -> None:
     assert onnxgc.inspect(Program(model)).weights == onnxgc.inspect(model).weights
 
 
-def test_a_model_of_onnx_ir() -> None:
+def test_a_model_of_onnx_ir():
     ir = pytest.importorskip("onnx_ir")
     model = ir.from_proto(onnx.parser.parse_model(TEXT))
     assert set(onnxgc.optimize(model, loss="mse", check=False).training_graph.gradient_of) == {"w"}
 
 
 @pytest.mark.parametrize("other", [3, None, b"model", object()])
-def test_other_types_are_refused(other: object) -> None:
+def test_other_types_are_refused(other: object):
     with pytest.raises(ModelFileError, match=r"not a (int|NoneType|bytes|object)$"):
         onnxgc.optimize(other)

@@ -26,14 +26,14 @@ SCOPES = "pkg.torch.onnx.name_scopes"
         ("", ": Net/blocks.0: Block/add: aten.add.Tensor", "blocks.0"),
     ],
 )
-def test_a_module_is_stated(name: str, value: str | None, path: str) -> None:
+def test_a_module_is_stated(name: str, value: str | None, path: str):
     node = onnx.NodeProto(op_type="Conv", name=name)
     if value is not None:
         node.metadata_props.add(key="namespace" if value.startswith(":") else SCOPES, value=value)
     assert module_of(node) == path
 
 
-def test_modules_stay_text() -> None:
+def test_modules_stay_text():
     """The operator `c` is not the one that outputs the tensor `c`; `d` has no module."""
     body = "(float[64,8] x) => (float[64,8] d) { a = MatMul(x, w) b = Tanh(a) c = Gelu(b) d = Tanh(c) }"
     model = text_model(body, opset=20)

@@ -33,20 +33,20 @@ CASES: list[tuple[str, dict[str, Any], list[tuple[int, ...]], tuple[int, ...], i
 @pytest.mark.parametrize("op, attributes, inputs, output, expected", CASES)
 def test_flops(
     op: str, attributes: dict[str, Any], inputs: list[tuple[int, ...]], output: tuple[int, ...], expected: int
-) -> None:
+):
     names = tuple(f"in{index}" for index in range(len(inputs)))
     types = {name: TensorType(onnx.TensorProto.FLOAT, shape) for name, shape in zip(names, inputs, strict=True)}
     types["out"] = TensorType(onnx.TensorProto.FLOAT, output)
     assert node_flops(Node(op, names, ("out",), attributes), types) == expected
 
 
-def test_a_contrib_operator_costs_one_operation_per_element() -> None:
+def test_a_contrib_operator_costs_one_operation_per_element():
     types = {name: TensorType(onnx.TensorProto.FLOAT, (3, 4)) for name in ("x", "y")}
     assert node_flops(Node("Warp", ("x",), ("y",), domain="acme"), types) == 12
 
 
 @pytest.mark.parametrize("name, giga", [("light_resnet50", 7.7), ("light_vgg19", 39.3), ("light_squeezenet", 0.7)])
-def test_networks_have_their_published_cost(name: str, giga: float) -> None:
+def test_networks_have_their_published_cost(name: str, giga: float):
     """Published multiply-add counts at 224 x 224, doubled, within 10 %."""
     path = light_path(name)
     model = read_model(path, input_shapes={image_input(path): (1, 3, 224, 224)})

@@ -160,7 +160,7 @@ def problem(entry: Any, operator: str, kept: set[int]) -> str:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_downgraded_operators_compute_the_test_data(operator: str) -> None:
+def test_downgraded_operators_compute_the_test_data(operator: str):
     cases = [entry for entry in data(operator) if entry.name not in _RUNTIME_DIFFERS]
     assert cases
     kept: set[int] = set()
@@ -180,12 +180,12 @@ def _downgraded_operator(nodes: str, opset: int, x: Array) -> Draft:
     return draft
 
 
-def test_the_default_axis_of_a_fourier_transform_becomes_nonnegative() -> None:
+def test_the_default_axis_of_a_fourier_transform_becomes_nonnegative():
     draft = _downgraded_operator("y = DFT(x)", 20, normal(2, 3, 4, 5, 1))
     assert draft.nodes[0].attribute("axis") == 3
 
 
-def test_saturation_of_older_types_is_dropped() -> None:
+def test_saturation_of_older_types_is_dropped():
     body = "(float[2,3] x) => (float[2,3] y) { h = Cast<to=10, saturate=0>(x)  y = Cast<to=1, saturate=0>(h) }"
     draft = downgraded(text_model(body, opset=19, ir_version=9), {"x": normal(2, 3)})
     assert draft.opset == 18

@@ -2,14 +2,12 @@
 
 import re
 
-import numpy as np
 import onnx
 import pytest
 
 from onnxgc.errors import ModelFileError, UnsupportedOperatorError
 from onnxgc.model.core.ir import Array
-from onnxgc.model.read import read_model
-from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import assert_same_output, model_of, normal, read
 
 IMAGE = "(float[2,4,6,6] x) => (float[a,b] y)"
 OLD_AXES = """z = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, w)
@@ -22,18 +20,16 @@ WEIGHTS = {"w": normal(5, 4, 3, 3), "v": normal(3, 5), "b": normal(3)}
 
 
 def same_output(source: onnx.ModelProto, x: Array, **options: str) -> None:
-    model = read_model(source, loss="mse", **options)  # type: ignore[arg-type]
+    model = read(source, **options)
     assert (model.opset, model.ir_version) == (18, 9)
-    (expected,) = run(source, {"x": x})
-    (found,) = run_read(model, {"x": x, "target": np.zeros_like(expected)}, "y")
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert_same_output(source, model, {"x": x}, atol=1e-5)
 
 
 @pytest.mark.parametrize("opset", [7, 9, 11])
-def test_attributes_of_old_opsets_become_inputs(opset: int) -> None:
+def test_attributes_of_old_opsets_become_inputs(opset: int):
     ir_version = 3 if opset < 9 else 5
     body = f"{IMAGE} {{ {OLD_AXES} }}"
-    source = with_weights(text_model(body, opset=opset, ir_version=ir_version), **WEIGHTS)
+    source = model_of(body, opset=opset, ir_version=ir_version, **WEIGHTS)
     if ir_version == 3:
         source.graph.input.extend(
             onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in source.graph.initializer
@@ -42,19 +38,19 @@ def test_attributes_of_old_opsets_become_inputs(opset: int) -> None:
 
 
 @pytest.mark.parametrize("opset", [13, 17, 19, 22])
-def test_newer_opsets(opset: int) -> None:
+def test_newer_opsets(opset: int):
     body = f"{IMAGE} <int64[1] one = {{1}}, int64[2] last = {{2,3}}> {{ {NEW_AXES} }}"
-    same_output(with_weights(text_model(body, opset=opset), **WEIGHTS), normal(2, 4, 6, 6))
+    same_output(model_of(body, opset=opset, **WEIGHTS), normal(2, 4, 6, 6))
 
 
-def test_names_of_tensors_and_nodes_are_kept() -> None:
+def test_names_of_tensors_and_nodes_are_kept():
     body = """(float[2,4,6,6] x) => (float[2,5] y) {
         [conv] z = Conv(x, w)  [pool] y = ReduceSum<axes=[2,3],keepdims=0>(z) }"""
-    model = read_model(model_of(body, opset=9, w=WEIGHTS["w"]), loss="mse")
+    model = read(model_of(body, opset=9, w=WEIGHTS["w"]))
     assert [(node.name, node.outputs[0]) for node in model.nodes[:2]] == [("conv", "z"), ("pool", "y")]
 
 
-def test_old_resize_and_clip() -> None:
+def test_old_resize_and_clip():
     body = """(float[2,4,6,6] x) => (float[2,4,12,12] y) <float[4] s = {1.0, 1.0, 2.0, 2.0}> {
         z = Mul(x, w)  c = Clip<min=0.0, max=1.0>(z)  y = Upsample<mode="nearest">(c, s) }"""
     same_output(model_of(body, opset=9, w=(6,)), normal(2, 4, 6, 6))
@@ -73,23 +69,23 @@ def test_old_resize_and_clip() -> None:
         (18, "y = MeanVarianceNormalization(z)", "MeanVarianceNormalization"),
     ],
 )
-def test_functions_are_expanded_at_the_target_opset(opset: int, nodes: str, expanded: str) -> None:
+def test_functions_are_expanded_at_the_target_opset(opset: int, nodes: str, expanded: str):
     body = f"(float[2,4,6,6] x) => (float[2,4,6,6] y) {{ z = Mul(x, k)  {nodes} }}"
     values = {"g": normal(4), "h": normal(4), "k": normal(6)}
     used = {name: value for name, value in values.items() if re.search(rf"[ ,]{name}[,)]", body)}
-    source = with_weights(text_model(body, opset=opset, ir_version=10), **used)
+    source = model_of(body, opset=opset, ir_version=10, **used)
     same_output(source, normal(2, 4, 6, 6))
-    model = read_model(source, loss="mse")
+    model = read(source)
     assert set(model.parameters) == used.keys()
     assert not any(node.op in (expanded, "CastLike", "Shape", "Identity") for node in model.nodes)
     if opset > 18:
         assert any(f"opset {opset} to 18" in note for note in model.notes)
 
 
-def test_a_model_keeps_its_opset_and_the_note_lists_every_operator_without_an_equivalent() -> None:
+def test_a_model_keeps_its_opset_and_the_note_lists_every_operator_without_an_equivalent():
     body = """(float[2,4] x) => (float[2,4] y) <int64[4] p = {0, 1, 0, 1}> {
         z = Mul(x, w)  q = Cast<to=17>(z)  r = Cast<to=1>(q)  [wrap] y = Pad<mode="wrap">(r, p) }"""
-    model = read_model(model_of(body, opset=21, ir_version=10, w=(4,)), loss="mse")
+    model = read(model_of(body, opset=21, ir_version=10, w=(4,)))
     assert model.opset == 21
     (note,) = [note for note in model.notes if "stays at opset 21" in note]
     assert "Cast of float8e4m3fn needs a newer opset" in note
@@ -97,7 +93,7 @@ def test_a_model_keeps_its_opset_and_the_note_lists_every_operator_without_an_eq
 
 
 @pytest.mark.parametrize("call", ["Hardmax", "Hardmax<axis=2>", "Hardmax<axis=3>"])
-def test_hardmax_over_several_dimensions_keeps_its_meaning(call: str) -> None:
+def test_hardmax_over_several_dimensions_keeps_its_meaning(call: str):
     body = f"(float[2,4,6,6] x) => (float[2,4,6,6] y) {{ z = Mul(x, s)  h = {call}(z)  y = Mul(h, z) }}"
     same_output(model_of(body, opset=11, s=(6,)), normal(2, 4, 6, 6))
 
@@ -122,7 +118,7 @@ def test_hardmax_over_several_dimensions_keeps_its_meaning(call: str) -> None:
         ),
     ],
 )
-def test_older_forms_are_refused(body: str, opset: int, kind: type[Exception], message: str) -> None:
+def test_older_forms_are_refused(body: str, opset: int, kind: type[Exception], message: str):
     source = model_of(body, opset=opset, ir_version=4, w=(4,))
     with pytest.raises(kind, match=message):
-        read_model(source, loss="mse")
+        read(source)

@@ -50,7 +50,7 @@ def assert_well_formed(model: TrainableModel) -> None:
 @pytest.mark.parametrize(
     "name, batch", [(name, 5 if name in ("light_shufflenet", "light_vgg19") else 2) for name in LIGHT_MODELS]
 )
-def test_reads_at_another_batch(name: str, batch: int) -> None:
+def test_reads_at_another_batch(name: str, batch: int):
     model = read_light(name, batch)
     assert_well_formed(model)
     assert (model.opset, model.ir_version) == (18, 9)
@@ -63,7 +63,7 @@ def test_reads_at_another_batch(name: str, batch: int) -> None:
     assert not any(node.op in ("Identity", "Shape", "Softmax", "Constant") for node in model.nodes)
 
 
-def test_reading_takes_under_a_second_and_a_half() -> None:
+def test_reading_takes_under_a_second_and_a_half():
     def seconds() -> float:
         start = time.process_time()
         read_light("light_densenet121", 64)
@@ -72,7 +72,7 @@ def test_reading_takes_under_a_second_and_a_half() -> None:
     assert any(seconds() < 1.5 for _ in range(3))
 
 
-def test_reading_is_deterministic() -> None:
+def test_reading_is_deterministic():
     first, second = read_light("light_shufflenet", 2), read_light("light_shufflenet", 2)
     assert first.nodes == second.nodes
     assert first.types == second.types
@@ -82,7 +82,7 @@ def test_reading_is_deterministic() -> None:
 
 
 @pytest.mark.parametrize("name", ["light_squeezenet", pytest.param("light_inception_v1", marks=pytest.mark.slow)])
-def test_forward_equals_the_source(name: str) -> None:
+def test_forward_equals_the_source(name: str):
     path = light_path(name)
     source, image = onnx.load(path), image_input(path)
     model = read_model(path)

@@ -8,39 +8,35 @@ from onnx import numpy_helper
 
 from onnxgc.api import optimize
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
-from onnxgc.model.read import read_model
 from tests.gradients.gradient_case import Case, wrong
-from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import assert_same_output, model_of, normal, read, run
 from tests.model.recurrent_cases import BATCH, CASES, FEATURES, GATES, HIDDEN, STEPS, by_definition
 
 
 @pytest.mark.parametrize("solver", ["store-all", pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("entry", CASES, ids=str)
-def test_gradients_equal_those_of_the_equations(entry: Case, solver: str | None) -> None:
+def test_gradients_equal_those_of_the_equations(entry: Case, solver: str | None):
     assert wrong(replace(entry, solver=solver)) == {}
 
 
 # ONNX Runtime's CPU kernels have no layout 1.
 @pytest.mark.parametrize("entry", [entry for entry in CASES if "batch first" not in entry.name], ids=str)
-def test_forward_equals_the_operator(entry: Case) -> None:
+def test_forward_equals_the_operator(entry: Case):
     source = entry.model()
-    model = read_model(source, loss="mse", trainable=list(entry.parameters))
+    model = read(source, trainable=list(entry.parameters))
     assert not any(node.op in GATES for node in model.nodes)
-    (expected,) = run(source, entry.fed())
-    feeds = {**entry.fed(), "target": np.zeros_like(expected)}
-    (found,) = run_read(model, feeds, "out")
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert_same_output(source, model, entry.fed())
 
 
 @pytest.mark.parametrize("operator", ["LSTM", pytest.param("GRU", marks=pytest.mark.slow), "RNN"])
-def test_lengths_may_be_an_input(operator: str) -> None:
+def test_lengths_may_be_an_input(operator: str):
     rows = GATES[operator] * HIDDEN
     inputs = f"float[{STEPS},{BATCH},{FEATURES}] x, int32[{BATCH}] lengths"
     body = f"""({inputs}) => (float[a,b] y) <int64[2] s = {{1, -1}}> {{
         q, h = {operator}<hidden_size={HIDDEN}, direction="bidirectional">(x, w, r, "", lengths)
         u = Reshape(q, s)  v = Reshape(h, s)  y = Concat<axis=1>(u, v) }}"""
     weights = {"w": normal(2, rows, FEATURES), "r": normal(2, rows, HIDDEN)}
-    source = with_weights(text_model(body), **weights)
+    source = model_of(body, **weights)
     lengths, x = np.asarray([2, 5, 1], np.int32), normal(STEPS, BATCH, FEATURES)
     (expected,) = run(source, {"x": x, "lengths": lengths})
     graph = optimize(source, loss="mse", keep_outputs=True).training_graph
@@ -67,23 +63,23 @@ def _plain(operator: str, attributes: str = "", inputs: str = "x, w, r", **shape
     rows = GATES[operator] * HIDDEN
     given = {"w": (1, rows, FEATURES), "r": (1, rows, HIDDEN), **shapes}
     body = f"{_PLAIN} {{ [cell] y = {operator}<hidden_size={HIDDEN}{attributes}>({inputs}) }}"
-    return with_weights(text_model(body), **{name: normal(*shape) for name, shape in given.items()})
+    return model_of(body, **given)
 
 
-def test_steps_have_readable_names() -> None:
-    model = read_model(_plain("LSTM"), loss="mse")
+def test_steps_have_readable_names():
+    model = read(_plain("LSTM"))
     assert model.parameters == ("w", "r")
     assert {"cell/step0/gates", "cell/step3/c"} <= {node.name for node in model.nodes}
     assert {node.origin for node in model.nodes if node.name.startswith("cell/")} == {"cell"}
 
 
-def test_initial_states_train_unless_they_are_zero() -> None:
+def test_initial_states_train_unless_they_are_zero():
     source = _plain("LSTM", inputs='x, w, r, "", "", h, c', h=(1, BATCH, HIDDEN), c=(1, BATCH, HIDDEN))
-    assert set(read_model(source, loss="mse").parameters) == {"w", "r", "h", "c"}
+    assert set(read(source).parameters) == {"w", "r", "h", "c"}
     for tensor in source.graph.initializer:
         if tensor.name == "c":
             tensor.CopyFrom(numpy_helper.from_array(np.zeros((1, BATCH, HIDDEN), np.float32), "c"))
-    assert set(read_model(source, loss="mse").parameters) == {"w", "r", "h"}
+    assert set(read(source).parameters) == {"w", "r", "h"}
 
 
 @pytest.mark.parametrize(
@@ -94,18 +90,18 @@ def test_initial_states_train_unless_they_are_zero() -> None:
         ("LSTM", ', activations=["Tanh"]', "LSTM 'cell' has 1 activations but needs 3"),
     ],
 )
-def test_settings_that_onnx_does_not_define_are_refused(operator: str, attributes: str, message: str) -> None:
+def test_settings_that_onnx_does_not_define_are_refused(operator: str, attributes: str, message: str):
     with pytest.raises(UnsupportedOperatorError, match=message):
-        read_model(_plain(operator, attributes), loss="mse")
+        read(_plain(operator, attributes))
 
 
-def test_weights_that_do_not_fit_are_refused() -> None:
+def test_weights_that_do_not_fit_are_refused():
     with pytest.raises(ShapeError, match=r"GRU 'cell' needs \[1, 15, 2\] as its input 1 \('w'\)"):
-        read_model(_plain("GRU", w=(1, 10, FEATURES)), loss="mse")
+        read(_plain("GRU", w=(1, 10, FEATURES)))
 
 
-def test_the_projection_of_the_input_is_split_into_chunks() -> None:
+def test_the_projection_of_the_input_is_split_into_chunks():
     # A single product for all steps would be recomputed as a whole with every step.
-    model = read_model(_plain("GRU"), loss="mse")
+    model = read(_plain("GRU"))
     products = [node for node in model.nodes if node.op == "Gemm" and "x_zr" in node.outputs[0]]
     assert [model.types[node.outputs[0]].shape for node in products] == [(9, 2 * HIDDEN), (6, 2 * HIDDEN)]

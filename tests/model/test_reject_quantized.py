@@ -5,8 +5,7 @@ import pytest
 
 from onnxgc.api import optimize
 from onnxgc.errors import UnsupportedOperatorError
-from onnxgc.model.read import read_model
-from tests.model.model_helpers import model_of, normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, read, text_model, with_weights
 
 _SETTINGS = "float s = {0.1}, uint8 z = {0}, float t = {0.2}, int8 n = {0}"
 _WEIGHTS = {"i": np.ones((4, 4), np.int8), "v": normal(4, 4), "w": normal(4, 4, seed=1)}
@@ -17,10 +16,10 @@ _QDQ = f"""(float[2,3] x) => (float[2,5] y) <{_SETTINGS}> {{
     y = MatMul(b, d) }}"""
 
 
-def test_quantisation_after_parameters_is_an_error_that_counts_all_operators() -> None:
+def test_quantisation_after_parameters_is_an_error_that_counts_all_operators():
     source = model_of(_QDQ, w=(3, 4), v=(4, 5))
     with pytest.raises(UnsupportedOperatorError, match=r"quantised.*2 QuantizeLinear \(first 'q1'\)"):
-        read_model(source, loss="mse")
+        read(source)
 
 
 @pytest.mark.parametrize(
@@ -38,11 +37,11 @@ def test_quantisation_after_parameters_is_an_error_that_counts_all_operators() -
         ("m = com.microsoft.DynamicQuantizeMatMul(h, i, t)  y = Exp(m)", "1 com.microsoft::DynamicQuantizeMatMul"),
     ],
 )
-def test_integer_operators_are_an_error(nodes: str, kinds: str) -> None:
+def test_integer_operators_are_an_error(nodes: str, kinds: str):
     body = f"(float[2,3] x) => (float[2,5] y) <{_SETTINGS}> {{ h = MatMul(x, w)  {nodes} }}"
     source = model_of(body, domains=', "com.microsoft": 1', w=(3, 4), i=np.ones((4, 5), np.int8))
     with pytest.raises(UnsupportedOperatorError, match=kinds):
-        read_model(source, loss="mse")
+        read(source)
 
 
 _HEAD = "a = QuantizeLinear(x, s, z)  b = DequantizeLinear(a, s, z)"
@@ -61,7 +60,7 @@ _HEAD = "a = QuantizeLinear(x, s, z)  b = DequantizeLinear(a, s, z)"
         ),
     ],
 )
-def test_parameters_behind_quantised_operators_train(nodes: str, freeze: list[str], trained: set[str]) -> None:
+def test_parameters_behind_quantised_operators_train(nodes: str, freeze: list[str], trained: set[str]):
     """Also if weights are stored as integers."""
     source = with_weights(
         text_model(f"(float[2,4] x) => (float[2,4] y) <{_SETTINGS}> {{ {nodes} }}"),
@@ -70,11 +69,11 @@ def test_parameters_behind_quantised_operators_train(nodes: str, freeze: list[st
     assert optimize(source, loss="mse", freeze=freeze).training_graph.gradient_of.keys() == trained
     if freeze:
         with pytest.raises(UnsupportedOperatorError, match="1 QuantizeLinear"):
-            read_model(source, loss="mse")
+            read(source)
 
 
-def test_a_quantised_model_without_parameters_is_an_error() -> None:
+def test_a_quantised_model_without_parameters_is_an_error():
     nodes = "a = QuantizeLinear(x, s, z)  m = QLinearMatMul(a, s, z, i, t, n, s, z)  y = DequantizeLinear(m, s, z)"
     source = model_of(f"(float[2,4] x) => (float[2,4] y) <{_SETTINGS}> {{ {nodes} }}", i=_WEIGHTS["i"])
     with pytest.raises(UnsupportedOperatorError, match="the model is quantised"):
-        read_model(source, loss="mse")
+        read(source)

@@ -16,7 +16,7 @@ from onnxgc.model.weight_roles.value_patterns import (
     is_geometric,
     is_of_a_formula,
 )
-from tests.model.model_helpers import model_of, normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 
 POSITIONS, WIDTH = 6, 8
 FREQUENCIES = (10000.0 ** (-np.arange(0, WIDTH, 2) / WIDTH)).astype(np.float32)
@@ -46,20 +46,20 @@ def number(value: float) -> Array:
 
 
 def decisions(body: str, **values: Array) -> dict[str, tuple[Role, str]]:
-    source = with_weights(text_model(body), w=normal(WIDTH, WIDTH), **values)
+    source = model_of(body, w=normal(WIDTH, WIDTH), **values)
     found = {weight.name: (weight.role, weight.reason) for weight in explain_weights(source)}
     assert found["w"][0] is Role.PARAMETER
     return found
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.25])
-def test_cosines_and_sines_in_two_tables_are_constants(factor: float) -> None:
+def test_cosines_and_sines_in_two_tables_are_constants(factor: float):
     found = decisions(ROTATED, cos=COSINES * np.float32(factor), sin=SINES * np.float32(factor))
     assert found["cos"] == (Role.CONSTANT, "sines or cosines, paired with 'sin': input 1 of Mul 'Mul_p'")
     assert found["sin"][0] is Role.CONSTANT
 
 
-def test_tables_read_by_gather_are_constants() -> None:
+def test_tables_read_by_gather_are_constants():
     body = LINEAR % "c = Gather(cos, ids) s = Gather(sin, ids) p = Mul(h, c) y = Add(p, s)"
     found = decisions(body, cos=COSINES, sin=SINES)
     assert (found["cos"][0], found["sin"][0]) == (Role.CONSTANT, Role.CONSTANT)
@@ -68,7 +68,7 @@ def test_tables_read_by_gather_are_constants() -> None:
 @pytest.mark.parametrize(
     "table", [np.concatenate([SINES[:, :4], COSINES[:, :4]], -1), INTERLEAVED, np.stack([COSINES, SINES])]
 )
-def test_one_table_of_sines_and_cosines_is_a_constant(table: Array) -> None:
+def test_one_table_of_sines_and_cosines_is_a_constant(table: Array):
     shape = "" if table.ndim == 2 else "e, o = Split<axis=0, num_outputs=2>(pe) p = Mul(h, e) y = Mul(p, o)"
     found = decisions(LINEAR % (shape or "y = Add(h, pe)"), pe=table)
     role, reason = found["pe"]
@@ -76,14 +76,14 @@ def test_one_table_of_sines_and_cosines_is_a_constant(table: Array) -> None:
     assert "table of sines and cosines" in reason
 
 
-def test_untrained_scales_and_shifts_are_no_tables() -> None:
+def test_untrained_scales_and_shifts_are_no_tables():
     """Their squares sum to one, as those of sine and cosine do."""
     for scale, shift in ((ONES, np.zeros_like(ONES)), (normal(6, 8), normal(6, 8, seed=1))):
         found = decisions(LINEAR % "p = Mul(h, g) y = Add(p, b)", g=scale, b=shift)
         assert (found["g"][0], found["b"][0]) == (Role.PARAMETER, Role.PARAMETER)
 
 
-def test_frequencies_are_constants_for_any_other_factor() -> None:
+def test_frequencies_are_constants_for_any_other_factor():
     body = """(float[3] t, float[3,8] x) => (float[3,8] y) <int64[1] last = {1}> {
         c = Unsqueeze(t, last)  f = Mul(c, freqs)  s = Sin(f)  o = Cos(f)  e = Concat<axis=1>(s, o)
         h = MatMul(x, w)  y = Mul(h, e) }"""
@@ -94,7 +94,7 @@ def test_frequencies_are_constants_for_any_other_factor() -> None:
 
 
 @pytest.mark.parametrize("nodes, first", [("p = Softmax(h) y = MatMul(p, k)", 0), ("p = Softmax(h) y = Mul(p, k)", 1)])
-def test_consecutive_integers_are_constants(nodes: str, first: int) -> None:
+def test_consecutive_integers_are_constants(nodes: str, first: int):
     """Detectors and disparity networks compute the mean position of a distribution with them."""
     shape = (8, 1) if "MatMul(p" in nodes else (8,)
     numbers = np.arange(first, first + 8, dtype=np.float32).reshape(shape)
@@ -116,7 +116,7 @@ def test_consecutive_integers_are_constants(nodes: str, first: int) -> None:
         ("m = Add(s, k)", BOTH_WAYS, "distances of positions"),
     ],
 )
-def test_masks_are_constants(nodes: str, mask: Array, reason: str) -> None:
+def test_masks_are_constants(nodes: str, mask: Array, reason: str):
     numbers = {"one": number(1), "big": number(-1e9)}
     used = {name: value for name, value in numbers.items() if name in nodes}
     found = decisions(ATTENTION % nodes, k=mask, **used)
@@ -136,11 +136,11 @@ def test_masks_are_constants(nodes: str, mask: Array, reason: str) -> None:
         ("p = Mul(h, h) y = Div(p, k)", np.asarray([0.5, 1] * 4, np.float32)),
     ],
 )
-def test_initial_values_are_no_masks(nodes: str, value: Array) -> None:
+def test_initial_values_are_no_masks(nodes: str, value: Array):
     assert decisions(LINEAR % nodes, k=value)["k"][0] is Role.PARAMETER
 
 
-def test_a_zero_mask_has_a_note() -> None:
+def test_a_zero_mask_has_a_note():
     source = model_of(ATTENTION % "m = Add(s, k)", w=(8, 8), k=NO_MASK)
     assert any("'k': classified as a mask without effect" in note for note in read_model(source).notes)
     model = read_model(source, trainable=["+k"])
@@ -148,7 +148,7 @@ def test_a_zero_mask_has_a_note() -> None:
     assert not any("'k'" in note for note in model.notes)
 
 
-def test_a_large_negative_value_in_a_bias_is_no_mask() -> None:
+def test_a_large_negative_value_in_a_bias_is_no_mask():
     """It may be the logit of an absent class."""
     bias = normal(WIDTH)
     bias[3] = -1e9
@@ -177,9 +177,7 @@ def _with_number(nodes: str, value: float, is_initializer: bool = True) -> onnx.
         ("y = Mul(h, k)", -1e9, True, False),
     ],
 )
-def test_numbers_that_may_be_learned_have_a_note(
-    nodes: str, value: float, is_initializer: bool, is_reported: bool
-) -> None:
+def test_numbers_that_may_be_learned_have_a_note(nodes: str, value: float, is_initializer: bool, is_reported: bool):
     source = _with_number(nodes, value, is_initializer)
     notes = [note for note in read_model(source).notes if "'k'" in note]
     assert bool(notes) is is_reported
@@ -191,7 +189,7 @@ def test_numbers_that_may_be_learned_have_a_note(
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
-def test_patterns_allow_the_rounding_of_each_type(dtype: type) -> None:
+def test_patterns_allow_the_rounding_of_each_type(dtype: type):
     assert are_sine_and_cosine(COSINES.astype(dtype), SINES.astype(dtype))
     assert holds_sines_and_cosines(INTERLEAVED.astype(dtype))
     assert is_geometric(FREQUENCIES.astype(dtype))
@@ -201,7 +199,7 @@ def test_patterns_allow_the_rounding_of_each_type(dtype: type) -> None:
     assert not is_geometric(normal(8).astype(dtype))
 
 
-def test_large_tables_are_checked_in_full() -> None:
+def test_large_tables_are_checked_in_full():
     angles = np.outer(np.arange(300), 10000.0 ** (-np.arange(32) / 32))
     table = np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
     assert holds_sines_and_cosines(table)
@@ -209,6 +207,6 @@ def test_large_tables_are_checked_in_full() -> None:
     assert not holds_sines_and_cosines(table)
 
 
-def test_numbers_of_formulas() -> None:
+def test_numbers_of_formulas():
     assert all(map(is_of_a_formula, (0.5, 2.0, 1 / 6, 2**-0.5, 768**-0.5, 0.044715, 1e9, float("-inf"))))
     assert not any(map(is_of_a_formula, (0.07, 2.6593, 14.2857, 1.0123, -0.0995)))

@@ -9,7 +9,7 @@ import pytest
 from onnxgc.errors import NoParametersError
 from onnxgc.model.read import explain_weights, read_model
 from onnxgc.model.weight_roles.roles import Role
-from tests.model.model_helpers import model_of, normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, read, text_model, with_weights
 
 
 def roles(model: onnx.ModelProto, **options: list[str]) -> dict[str, str]:
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_uses_of_parameters(case: str) -> None:
+def test_uses_of_parameters(case: str):
     body, shapes = CASES[case]
     opset = 23 if "Attention" in body or "DeformConv" in body else 18
     model = text_model(body, opset=opset, ir_version=10)
@@ -72,7 +72,7 @@ def test_uses_of_parameters(case: str) -> None:
     found = roles(model)
     assert {name: found[name] for name in shapes} == dict.fromkeys(shapes, "parameter")
     if "Attention" not in body:
-        assert set(read_model(model, loss="mse").parameters) == shapes.keys()
+        assert set(read(model).parameters) == shapes.keys()
 
 
 @pytest.mark.parametrize(
@@ -87,37 +87,37 @@ def test_uses_of_parameters(case: str) -> None:
         ("y = Where(t, z, c)", np.asarray([-np.inf, 0, 0, 0])),
     ],
 )
-def test_uses_of_constants(nodes: str, value: np.ndarray) -> None:
+def test_uses_of_constants(nodes: str, value: np.ndarray):
     body = f"(float[2,3] x, bool[2,4] t) => (float[a,b] y) {{ z = MatMul(x, w)  {nodes} }}"
     assert roles(model_of(body, w=(3, 4), c=value)) == {"w": "parameter", "c": "constant"}
 
 
-def test_a_weight_that_is_part_of_an_output_trains_with_a_note() -> None:
+def test_a_weight_that_is_part_of_an_output_trains_with_a_note():
     body = """(float[2,5,4] x) => (float[2,6,4] y) <int64[3] s = {2, 1, 4}> {
         z = MatMul(x, m)  e = Expand(w, s)  y = Concat<axis=1>(e, z) }"""
-    model = read_model(model_of(body, m=(4, 4), w=(1, 1, 4)), loss="mse")
+    model = read(model_of(body, m=(4, 4), w=(1, 1, 4)))
     assert model.parameters == ("m", "w")
     assert "parameter 'w' is copied into output 'y'; if it is not learned, pass --freeze 'w'" in model.notes
 
 
-def test_zeros_that_an_exporter_adds_to_an_output_are_constant() -> None:
+def test_zeros_that_an_exporter_adds_to_an_output_are_constant():
     body = """(float[2,5,4] x) => (float[2,6,4] y) {
         z = MatMul(x, m)  w = Constant<value = float[2,1,4] {0, 0, 0, 0, 0, 0, 0, 0}>()
         y = Concat<axis=1>(w, z) }"""
     assert roles(model_of(body, m=(4, 4)))["w"] == "constant"
 
 
-def test_neutral_values_of_a_group_normalisation_are_constants() -> None:
+def test_neutral_values_of_a_group_normalisation_are_constants():
     """The form in which torch's TorchScript exporter writes GroupNorm."""
     body = """(float[2,4,3] x) => (float[2,4,3] y) <int64[3] t = {0, 2, -1}, int64[3] s = {2, 4, 3}> {
         one = Constant<value_floats = [1.0, 1.0]>()  zero = Constant<value_floats = [0.0, 0.0]>()
         r = Reshape(x, t)  n = InstanceNormalization(r, one, zero)  u = Reshape(n, s)
         v = Mul(u, g)  y = Add(v, b) }"""
     source = model_of(body, g=(4, 1), b=(4, 1))
-    assert read_model(source, loss="mse").parameters == ("g", "b")
+    assert read(source).parameters == ("g", "b")
 
 
-def test_frequencies_of_positions_are_constants() -> None:
+def test_frequencies_of_positions_are_constants():
     body = """(float[2,5,4] x, int64[2,5,1] positions) => (float[2,5,4] y) {
         z = MatMul(x, w)  p = Cast<to=1>(positions)  f = Mul(p, inv)  s = Sin(f)  y = Mul(z, s) }"""
     model = model_of(body, w=(4, 4), inv=(4,))
@@ -126,14 +126,14 @@ def test_frequencies_of_positions_are_constants() -> None:
     assert "frequency table" in found["inv"].reason
 
 
-def test_reason_names_the_node() -> None:
+def test_reason_names_the_node():
     model = model_of(f"{IMAGE} {{ [stem] y = Conv(x, w) }}", w=(4, 3, 1, 1))
     (decision,) = explain_weights(model)
     assert decision.reason == "input 1 of Conv 'stem'"
     assert decision.used_by == ("stem",)
 
 
-def test_scale_and_shift_of_the_data_both_have_a_note() -> None:
+def test_scale_and_shift_of_the_data_both_have_a_note():
     body = "(float[2,3] x) => (float[2,4] y) { a = Mul(x, scale)  z = Add(a, shift)  y = MatMul(z, w) }"
     source = model_of(body, scale=(3,), shift=normal(3, seed=1), w=(3, 4))
     notes = read_model(source).notes
@@ -171,7 +171,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_inputs_that_are_settings(case: str) -> None:
+def test_inputs_that_are_settings(case: str):
     body, values = SETTINGS[case]
     opset = 23 if "Attention" in body or "Rotary" in body else 18
     imports = f'"" : {opset}, "com.microsoft" : 1'
@@ -179,44 +179,44 @@ def test_inputs_that_are_settings(case: str) -> None:
     assert {name: roles(model)[name] for name in values} == dict.fromkeys(values, "constant")
 
 
-def test_the_note_on_constants_counts_them() -> None:
+def test_the_note_on_constants_counts_them():
     body = """(float[2,3] x) => (float[2,3] y) { h = MatMul(x, w)  m = Mul(h, mask)  c = Clip(m, low)
         n = Add(c, other)  y = Mul(n, half) }"""
     values: dict[str, Any] = {"w": normal(3, 3), "low": np.float32(0.25), "half": np.float32(0.5)}
     values |= {"mask": np.array([0, 1, 1], np.float32), "other": np.array([0, -1e9, 0], np.float32)}
-    notes = read_model(with_weights(text_model(body), **values), loss="mse").notes
+    notes = read(model_of(body, **values)).notes
     assert (
         "floating-point tensors that do not train: 'mask', 'other' (2 weights), and 2 single numbers; "
         "`onnxgc inspect` lists the reasons, and --trainable +NAME trains one"
     ) in notes
 
 
-def test_globs_match_literal_brackets_and_respect_case() -> None:
+def test_globs_match_literal_brackets_and_respect_case():
     body = "(float[2,3] x) => (float[2,3] y) { h = MatMul(x, NAME0)  y = MatMul(h, NAME1) }"
     model = text_model(body)
     for node, index in zip(model.graph.node, range(2), strict=True):
         node.input[1] = f"layers[{index}].weight"
     model = with_weights(model, **{f"layers[{index}].weight": normal(3, 3) for index in range(2)})
     for glob in ("layers[0].*", "layers[[]0].weight", "layers?0?.*"):
-        assert read_model(model, loss="mse", freeze=[glob]).parameters == ("layers[1].weight",)
-    assert read_model(model, loss="mse", trainable=["layers[1]*"]).parameters == ("layers[1].weight",)
+        assert read(model, freeze=[glob]).parameters == ("layers[1].weight",)
+    assert read(model, trainable=["layers[1]*"]).parameters == ("layers[1].weight",)
     with pytest.raises(NoParametersError, match="matches no weight"):
         read_model(model, freeze=["Layers*"])
 
 
-def test_outputs_that_are_updated_statistics_are_dropped_with_a_note() -> None:
+def test_outputs_that_are_updated_statistics_are_dropped_with_a_note():
     body = """(float[4,3] x) => (float[4,3] y, float[3] new_mean, float[3] new_variance) {
         h = MatMul(x, w)
         y, new_mean, new_variance = BatchNormalization<training_mode=1>(h, g, b, mean, v) }"""
     values = {"w": normal(3, 3), "g": normal(3), "b": normal(3), "mean": normal(3), "v": np.ones(3)}
-    found = read_model(with_weights(text_model(body), **values), loss="mse")
+    found = read(model_of(body, **values))
     assert [statistic.name for statistic in found.statistics] == ["mean", "v"]
     assert found.outputs == ("y",)
     expected = "output 'new_mean' is the running statistic 'mean' after a step; in the training file it is"
     assert any(note.startswith(expected) for note in found.notes)
 
 
-def test_globs_override_inferred_roles() -> None:
+def test_globs_override_inferred_roles():
     body = """(float[2,3] x) => (float[2,4] y) {
         z = MatMul(x, body_w)  h = MatMul(z, head_w)  s = Mul(h, scale)  y = Add(s, head_b) }"""
     values: dict[str, Any] = {
@@ -225,7 +225,7 @@ def test_globs_override_inferred_roles() -> None:
         "head_b": normal(4),
         "scale": np.float32(2),
     }
-    model = with_weights(text_model(body), **values)
+    model = model_of(body, **values)
     assert read_model(model, freeze=["body_*"]).parameters == ("head_w", "head_b")
     assert read_model(model, trainable=["+scale"]).parameters == ("body_w", "head_w", "head_b", "scale")
     assert read_model(model, trainable=["scale", "+head_*"]).parameters == ("head_w", "head_b", "scale")
@@ -233,7 +233,7 @@ def test_globs_override_inferred_roles() -> None:
     assert roles(model, freeze=["body_*"])["body_w"] == "frozen"
 
 
-def test_running_statistics_cannot_train() -> None:
+def test_running_statistics_cannot_train():
     body = f"{IMAGE} {{ [bn] y = BatchNormalization(x, g, b, mean, v) }}"
     model = model_of(body, g=(3,), b=(3,), mean=(3,), v=np.ones(3))
     with pytest.raises(NoParametersError, match=r"--trainable 'mean' matches only running statistics.* 'bn'"):
@@ -242,7 +242,7 @@ def test_running_statistics_cannot_train() -> None:
     assert roles(model) == roles(model, trainable=["*"]) == roles(model, freeze=["mean"]) == expected
 
 
-def test_parameters_that_do_not_reach_the_loss_are_left_out() -> None:
+def test_parameters_that_do_not_reach_the_loss_are_left_out():
     body = "(float[2,3] x) => (float[2,4] y, float[2,4] other) { y = MatMul(x, w)  other = MatMul(x, v) }"
     model = read_model(model_of(body, w=(3, 4), v=(3, 4)))
     assert model.parameters == ("w",)
@@ -250,13 +250,13 @@ def test_parameters_that_do_not_reach_the_loss_are_left_out() -> None:
     assert "output 'other' does not reach the loss and is left out" in model.notes
 
 
-def test_a_shared_running_statistic_becomes_a_separate_weight() -> None:
+def test_a_shared_running_statistic_becomes_a_separate_weight():
     """Exporters store equal weights once: an untrained bias and the initial running mean."""
     body = """(float[2,3] x) => (float[a,b] y) {
         h = MatMul(x, w)  n = BatchNormalization(h, one, zero, zero, one)  y = MatMul(n, w)
     }"""
     ones, zeros = np.ones(3, np.float32), np.zeros(3, np.float32)
-    model = read_model(model_of(body, w=(3, 3), one=ones, zero=zeros), loss="mse")
+    model = read(model_of(body, w=(3, 3), one=ones, zero=zeros))
     assert set(model.parameters) == {"w", "one", "zero"}
     statistics = [statistic.name for statistic in model.statistics]
     assert len(statistics) == 2

@@ -6,7 +6,7 @@ import pytest
 
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import model_of, normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 
 TWO_BIASES = """(float[2,3] x) => (float[2,3] y) {
     [one] h = Gemm(x, v, b) [two] y = Gemm(h, w, b)
@@ -14,20 +14,20 @@ TWO_BIASES = """(float[2,3] x) => (float[2,3] y) {
 
 
 def read(body: str, untie: bool = False, **weights: Array) -> TrainableModel:
-    return read_model(with_weights(text_model(body), **weights), loss="mse", untie=untie)
+    return read_model(model_of(body, **weights), loss="mse", untie=untie)
 
 
 def biases(untie: bool) -> TrainableModel:
     return read(TWO_BIASES, untie, v=normal(3, 3, seed=1), w=normal(3, 3, seed=2), b=np.zeros(3))
 
 
-def test_a_merged_weight_trains_as_one_with_a_note() -> None:
+def test_a_merged_weight_trains_as_one_with_a_note():
     model = biases(untie=False)
     assert model.parameters == ("v", "w", "b")
     assert any("'b' is used by 2 nodes" in note for note in model.notes)
 
 
-def test_untie_separates_the_uses() -> None:
+def test_untie_separates_the_uses():
     model = biases(untie=True)
     assert model.parameters == ("v", "w", "b", "b_2")
     assert [node.inputs[2] for node in model.nodes if node.op == "Gemm"] == ["b", "b_2"]
@@ -47,19 +47,19 @@ LOOP = """Loop<body = step (int64 i, bool before, float[2,3] g) => (bool before,
 LOOPS = f"(float[2,3] x) => (float[2,3] y) <int64 m = {{2}}> {{ h = {LOOP}(m, , x) y = {LOOP}(m, , h) }}"
 
 
-def test_untie_treats_commutative_operands_as_one_use() -> None:
+def test_untie_treats_commutative_operands_as_one_use():
     model = read(COMMUTED, untie=True, w=normal(3, 3), b=np.zeros(3))
     assert model.parameters == ("w", "b", "b_2")
     assert [node.inputs for node in model.nodes if node.op == "Add"][:2] == [("b", "h"), ("a", "b_2")]
 
 
-def test_untie_follows_identities() -> None:
+def test_untie_follows_identities():
     weights = {name: normal(3, 3, seed=seed) for seed, name in enumerate("uvw")}
     model = read(AFTER_IDENTITIES, untie=True, b=np.zeros(3), **weights)
     assert set(model.parameters) == {"u", "v", "w", "b", "b_2", "b_3"}
 
 
-def test_untie_separates_loops_but_not_their_steps() -> None:
+def test_untie_separates_loops_but_not_their_steps():
     model = read(LOOPS, untie=True, w=normal(3, 3))
     assert model.parameters == ("w", "w_2")
     assert [node.inputs[1] for node in model.nodes if node.op == "MatMul"] == ["w", "w", "w_2", "w_2"]
@@ -73,7 +73,7 @@ FUNCTION = """<ir_version: 8, opset_import: ["": 18, "own": 1]>
 
 
 @pytest.mark.parametrize("opset", [18, 16])
-def test_a_constant_of_a_function_is_one_parameter_for_all_calls(opset: int) -> None:
+def test_a_constant_of_a_function_is_one_parameter_for_all_calls(opset: int):
     source = onnx.parser.parse_model(FUNCTION % opset)
     model = read_model(source, loss="mse")
     (name,) = model.parameters
@@ -99,13 +99,13 @@ _LAYERS = "(float[2,4] x) => (float[2,4] y) { h = MatMul(x, a) y = MatMul(h, b) 
     ],
     ids=["transposed copy", "copied table", "equal in part", "equal initial values", "constant"],
 )
-def test_copies_of_tables_are_reported(body: str, a: Array, b: Array, reported: str | None) -> None:
+def test_copies_of_tables_are_reported(body: str, a: Array, b: Array, reported: str | None):
     found = [note for note in read(body, a=a, b=b).notes if "have equal values" in note]
     assert bool(found) == bool(reported)
     assert all(reported and reported in note for note in found)
 
 
-def test_copies_in_external_data_are_reported(tmp_path: Path) -> None:
+def test_copies_in_external_data_are_reported(tmp_path: Path):
     table = normal(70, 40)
     source = model_of(_TRANSPOSED.replace("7", "70"), a=table, b=np.ascontiguousarray(table.T))
     path = tmp_path / "model.onnx"

@@ -13,7 +13,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_shares_are_of_the_whole_limit(clock: list[float]) -> None:
+def test_shares_are_of_the_whole_limit(clock: list[float]):
     deadline = Deadline(20.0, clock[0])
     clock[0] = 104.0
     assert deadline.elapsed() == 4.0
@@ -26,7 +26,7 @@ def test_shares_are_of_the_whole_limit(clock: list[float]) -> None:
     assert deadline.extended(5.0).left() == 5.0
 
 
-def test_without_a_limit_there_is_no_end(clock: list[float]) -> None:
+def test_without_a_limit_there_is_no_end(clock: list[float]):
     deadline = Deadline(None, clock[0])
     clock[0] = 1e9
     assert (deadline.share(0.5), deadline.left()) == (None, None)

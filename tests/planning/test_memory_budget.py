@@ -32,14 +32,14 @@ REGULAR = 1000
         ("150%", 1500),
     ],
 )
-def test_a_budget_in_bytes(given: str | float, expected_bytes: int) -> None:
+def test_a_budget_in_bytes(given: str | float, expected_bytes: int):
     budget = parse_budget(given)
     assert not budget.is_least
     assert budget.bytes_of(REGULAR) == expected_bytes
 
 
 @pytest.mark.parametrize("given", ["min", " MIN "])
-def test_the_least_budget(given: str) -> None:
+def test_the_least_budget(given: str):
     assert parse_budget(given) == Budget()
     assert parse_budget(given).is_least
 
@@ -52,7 +52,7 @@ def test_the_least_budget(given: str) -> None:
         ".0000001B",
     ],
 )  # fmt: skip
-def test_an_invalid_budget_raises_with_the_valid_forms(given: str | float) -> None:
+def test_an_invalid_budget_raises_with_the_valid_forms(given: str | float):
     with pytest.raises(BudgetFormError, match=r"write 8GiB, 500MB, 60% .*min") as caught:
         parse_budget(given)
     assert "\n" not in str(caught.value)

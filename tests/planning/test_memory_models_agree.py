@@ -76,7 +76,7 @@ def assert_models_of_sequences_agree(step: StepGraph, schedule: Schedule) -> Non
     assert runs.memory[places].tolist() == list(simulate(shorter, step).timeline)
 
 
-def test_models_of_sequences_agree_on_any_sequence() -> None:
+def test_models_of_sequences_agree_on_any_sequence():
     random = Random(61)
     repeats = 0
     for _ in range(150):
@@ -89,7 +89,7 @@ def test_models_of_sequences_agree_on_any_sequence() -> None:
     assert repeats > 500
 
 
-def test_all_models_agree_on_plans_of_cuts() -> None:
+def test_all_models_agree_on_plans_of_cuts():
     random = Random(62)
     recomputed = 0
     for _ in range(600):
@@ -107,7 +107,7 @@ def test_all_models_agree_on_plans_of_cuts() -> None:
     assert recomputed > 300
 
 
-def test_the_step_model_has_the_baselines_memory() -> None:
+def test_the_step_model_has_the_baselines_memory():
     random = Random(63)
     for _ in range(150):
         joint = (problem := random_step_problem(random, 8)).joint()

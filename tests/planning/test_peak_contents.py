@@ -8,7 +8,7 @@ from tests.api.chains import chain
 
 
 @pytest.mark.parametrize("how", [{"solver": "store-all"}, {"solver": "acg"}, {"budget": 0.7, "step_limit": 1}])
-def test_live_tensors_sum_to_the_peak(how: dict[str, Any]) -> None:
+def test_live_tensors_sum_to_the_peak(how: dict[str, Any]):
     planned = optimize(chain(6), check=False, **how).planned
     live = live_at_peak(planned.schedule, planned.step.graph, planned.profile)
     assert sum(size for _, size in live) == planned.profile.peak_bytes

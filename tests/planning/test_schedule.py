@@ -82,7 +82,7 @@ def check_reads(graph: StepGraph, schedule: Schedule) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(step_graphs())
-def test_backward_reads_the_same_live_tensors_under_every_plan(case: tuple[StepGraph, frozenset[str]]) -> None:
+def test_backward_reads_the_same_live_tensors_under_every_plan(case: tuple[StepGraph, frozenset[str]]):
     graph, discarded = case
     schedule = build_schedule(graph, discarded, copy_name)
     check_reads(graph, schedule)
@@ -139,7 +139,7 @@ def naive_timeline(schedule: Schedule, graph: StepGraph) -> list[int]:
 @given(step_graphs())
 def test_the_simulator_equals_a_naive_one_and_the_order_of_segments_is_topological(
     case: tuple[StepGraph, frozenset[str]],
-) -> None:
+):
     graph, discarded = case
     schedule = build_schedule(graph, discarded, copy_name)
     profile = simulate(schedule, graph)
@@ -154,7 +154,7 @@ def test_the_simulator_equals_a_naive_one_and_the_order_of_segments_is_topologic
         computed |= set(by_name[name].outputs)
 
 
-def test_peak_of_a_chain_by_hand() -> None:
+def test_peak_of_a_chain_by_hand():
     graph = chain(9)
     baseline = simulate(build_schedule(graph, frozenset(), copy_name), graph)
     # t9 is unread and released at once; t1..t8 are live when the first gradient is computed.
@@ -167,7 +167,7 @@ def test_peak_of_a_chain_by_hand() -> None:
     assert planned.peak_bytes < baseline.peak_bytes
 
 
-def test_unread_tensors_are_released_at_once_and_outputs_stay() -> None:
+def test_unread_tensors_are_released_at_once_and_outputs_stay():
     graph = chain(3)
     profile = simulate(build_schedule(graph, frozenset(), copy_name), graph)
     # t1, t2 and t3; then t3 is released, and gradients are allocated as t2, t1 are released.
@@ -177,7 +177,7 @@ def test_unread_tensors_are_released_at_once_and_outputs_stay() -> None:
     assert "g0" not in last.tensors
 
 
-def test_parameter_gradients_are_reported_separately() -> None:
+def test_parameter_gradients_are_reported_separately():
     graph = StepGraph(
         (Operator("f", ("x",), ("y",)),),
         ((Operator("b", ("y",), ("dw",)),), (Operator("c", ("dw",), ("z",)),)),
@@ -193,7 +193,7 @@ def test_parameter_gradients_are_reported_separately() -> None:
     assert profile.activation_peak_bytes == 10
 
 
-def test_gradients_freed_by_updates_do_not_count_at_a_later_peak() -> None:
+def test_gradients_freed_by_updates_do_not_count_at_a_later_peak():
     """The gradient of the second parameter is computed after the update of the first."""
     updates = (
         Operator("b1", ("a",), ("g1",)),
@@ -219,7 +219,7 @@ def test_gradients_freed_by_updates_do_not_count_at_a_later_peak() -> None:
     assert profile.parameter_gradient_bytes == 0
 
 
-def test_parallel_segments_are_computed_one_after_another() -> None:
+def test_parallel_segments_are_computed_one_after_another():
     """Two branches that the model interleaves between the same two checkpoints."""
     names = ["x", "a1", "b1", "a2", "b2", "a3", "b3", "y", "z"]
     reads = {
@@ -239,7 +239,7 @@ def operators(graph: StepGraph, discarded: frozenset[str]) -> list[str]:
     return [step.operator.name for step in instructions if not isinstance(step, Release)]
 
 
-def test_recomputation_is_right_before_its_first_reader() -> None:
+def test_recomputation_is_right_before_its_first_reader():
     graph = chain(6)
     discarded = frozenset({"t1", "t2", "t4", "t5"})
     assert operators(graph, discarded)[6:] == [
@@ -249,7 +249,7 @@ def test_recomputation_is_right_before_its_first_reader() -> None:
     assert segment_read_first(graph, discarded) == {"t4", "t5"}
 
 
-def test_parallel_branches_are_recomputed_one_by_one() -> None:
+def test_parallel_branches_are_recomputed_one_by_one():
     """Of a discarded diamond each chunk recomputes only its own inputs."""
     forward = (Operator("f_a", ("x",), ("a",)), Operator("f_b", ("x",), ("b",)), Operator("f_y", ("a", "b"), ("y",)))
     chunks = (
@@ -262,7 +262,7 @@ def test_parallel_branches_are_recomputed_one_by_one() -> None:
     assert operators(graph, frozenset("ab"))[3:] == ["b_y", "f_b__recompute", "b_b", "f_a__recompute", "b_a"]
 
 
-def test_a_view_that_is_an_output_is_allocated() -> None:
+def test_a_view_that_is_an_output_is_allocated():
     graph = StepGraph(
         (Operator("f", ("x",), ("y",)), Operator("view", ("y",), ("z",), is_view=True)),
         (),
@@ -275,7 +275,7 @@ def test_a_view_that_is_an_output_is_allocated() -> None:
     assert simulate(build_schedule(graph, frozenset(), copy_name), graph).timeline == (10, 20)
 
 
-def test_unread_trailing_outputs_are_omitted() -> None:
+def test_unread_trailing_outputs_are_omitted():
     pool = Operator("pool", ("a",), ("y", "indices"))
     graph = StepGraph(
         (Operator("f", ("x",), ("a",)), pool, Operator("g", ("y",), ("z",)), Operator("h", ("z",), ("l",))),

@@ -16,7 +16,7 @@ MODEL = Path(__file__).parents[2] / "models" / "resnet18.onnx"
 
 
 @pytest.mark.parametrize("provider", ["cpu", "cuda"])
-def test_a_plan_fits_other_batches(provider: str) -> None:
+def test_a_plan_fits_other_batches(provider: str):
     """Gradients of other batches are computed in other parts."""
     made = optimize(MODEL, input_shapes={"x": (16, 3, 112, 112)}, provider=provider, solver="peak", check=False).planned
     known = StepOperators.from_step(made.step.graph).operators
@@ -31,7 +31,7 @@ def test_a_plan_fits_other_batches(provider: str) -> None:
         assert len(planned.schedule.recomputed) == pytest.approx(repeated, rel=0.1)
 
 
-def test_a_plan_of_another_network_is_rejected() -> None:
+def test_a_plan_of_another_network_is_rejected():
     made = optimize(chain(2), budget="90%", step_limit=1, check=False).planned.solution.plan.sequence
     for layers in (1, 3):
         step = trace_problem(read_model(chain(layers))).step.graph
@@ -40,7 +40,7 @@ def test_a_plan_of_another_network_is_rejected() -> None:
         optimize(chain(3), plan=optimize(chain(2), budget="90%", step_limit=1, check=False), check=False)
 
 
-def test_the_same_step_keeps_its_sequence() -> None:
+def test_the_same_step_keeps_its_sequence():
     planned = optimize(chain(4), budget="60%", step_limit=1, check=False).planned
     names = planned.solution.plan.sequence
     assert transferred_sequence(names, planned.step.graph) == names

@@ -56,7 +56,7 @@ def rows(table: Table) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
 
 
-def test_memory_time_bound_and_gap_have_a_row_each() -> None:
+def test_memory_time_bound_and_gap_have_a_row_each():
     assert rows(plan_within_budget(report())) == [
         ["memory budget", "", "60.0 MB", "60%"],
         ["simulated peak", "100 MB", "58.0 MB", "58%"],
@@ -72,19 +72,19 @@ def test_memory_time_bound_and_gap_have_a_row_each() -> None:
     ]
 
 
-def test_the_peak_of_reordering_only_is_shown_if_known() -> None:
+def test_the_peak_of_reordering_only_is_shown_if_known():
     table = plan_within_budget(report(order_alone_peak_bytes=75_000_000))
     assert rows(table)[2] == ["reordering only", "", "75.0 MB", "75%"]
     assert "reordering only" not in {row[0] for row in rows(plan_within_budget(report()))}
 
 
-def test_without_a_memory_budget_the_lower_bound_is_on_memory() -> None:
+def test_without_a_memory_budget_the_lower_bound_is_on_memory():
     shown = rows(plan_within_budget(report(bytes=None, most_extra_time_ratio=0.1)))
     assert shown[:2] == [["simulated peak", "100 MB", "58.0 MB", "58%"], ["lower bound", "", "40.0 MB", "40%"]]
     assert ["extra time allowed", "", "10.0%", ""] in shown
 
 
-def test_the_memory_of_a_device_and_sizes_that_fit_it_are_shown() -> None:
+def test_the_memory_of_a_device_and_sizes_that_fit_it_are_shown():
     device = {**DEVICE, "device_bytes": 80_000_000, "runtime_bytes": 1_000_000}
     given: Any = {**report(), "device_memory": device}
     shown = rows(plan_within_budget(given))
@@ -109,7 +109,7 @@ def test_the_memory_of_a_device_and_sizes_that_fit_it_are_shown() -> None:
         ("feasible", {"order": "fixed"}, "durations: data sheet of a card; operator order: fixed (the model's)"),
     ],
 )
-def test_the_verdict_states_what_is_proved(status: str, found: dict[str, Any], words: str) -> None:
+def test_the_verdict_states_what_is_proved(status: str, found: dict[str, Any], words: str):
     assert words in verdict_on_time(report(status, **found))
 
 
@@ -123,7 +123,7 @@ def point(budget: int, extra: float, gap: float = 0.0) -> dict[str, Any]:
 FRONTIER = [point(100_000_000, 0.0), point(70_000_000, 0.02), point(40_000_000, 0.1, gap=0.01)]
 
 
-def test_the_trade_off_marks_the_chosen_plan() -> None:
+def test_the_trade_off_marks_the_chosen_plan():
     shown = rows(frontier_table(report(frontier=FRONTIER)))
     assert shown == [
         ["", "100 MB", "100%", "100 MB", "0.00%", "0.00%", "optimal"],
@@ -137,7 +137,7 @@ def test_the_trade_off_marks_the_chosen_plan() -> None:
     assert "X" not in frontier_plot(without)
 
 
-def test_points_of_a_plot_are_in_proportion() -> None:
+def test_points_of_a_plot_are_in_proportion():
     points = [((0.0, 10.0), "o"), ((5.0, 5.0), "o"), ((10.0, 0.0), "X")]
     lines = scatter_plot(points, ("0", "x", "10"), ("low", "mid", "high")).splitlines()
     assert lines[0] == "high |o"
@@ -149,11 +149,11 @@ def test_points_of_a_plot_are_in_proportion() -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_a_plot_of_one_point_is_a_point() -> None:
+def test_a_plot_of_one_point_is_a_point():
     assert scatter_plot([((3.0, 3.0), "o")], ("3", "", "3"), ("3", "3", "3")).count("o") == 1
 
 
-def test_figures_have_their_significant_digits() -> None:
+def test_figures_have_their_significant_digits():
     assert [percent(value) for value in (0, 0.00123, 0.1234, 1.5)] == ["0.00%", "0.12%", "12.3%", "150%"]
     assert [duration(value) for value in (2e-6, 0.0125, 3.5, 4000)] == ["2 us", "12.5 ms", "3.5 s", "4,000 s"]
 
@@ -167,7 +167,7 @@ def in_bytes(value: float) -> str:
 
 
 @pytest.mark.parametrize("is_plain", [False, True])
-def test_heights_are_those_of_the_curves(is_plain: bool) -> None:
+def test_heights_are_those_of_the_curves(is_plain: bool):
     full, shade = ("#", ".") if is_plain else ("█", "░")
     head, *rows, axis, names = memory_plot(RAMP, HALF, in_bytes, is_plain=is_plain).splitlines()
     assert head == f"memory over one step: {full} planned, {shade} baseline"
@@ -185,7 +185,7 @@ def test_heights_are_those_of_the_curves(is_plain: bool) -> None:
     assert middle - axis.index("+") - 1 == WIDTH // 2
 
 
-def test_plans_with_more_steps_are_drawn_in_the_same_columns() -> None:
+def test_plans_with_more_steps_are_drawn_in_the_same_columns():
     longer = ([*HALF[0][:100], *([50] * 300), *HALF[0][100:]], 100)
     same, other = (memory_plot(RAMP, curve, in_bytes).splitlines() for curve in (HALF, longer))
     assert [row[:38] for row in same[1:9]] == [row[:38] for row in other[1:9]]
@@ -193,11 +193,11 @@ def test_plans_with_more_steps_are_drawn_in_the_same_columns() -> None:
 
 
 @pytest.mark.parametrize("values", [([0, 0], 1), ([5], 1), ([5, 3], 0)])
-def test_steps_of_any_number(values: tuple[list[int], int]) -> None:
+def test_steps_of_any_number(values: tuple[list[int], int]):
     assert len(memory_plot(values, values, in_bytes).splitlines()) == 11
 
 
-def test_an_optimizers_state_lifts_the_curve() -> None:
+def test_an_optimizers_state_lifts_the_curve():
     (row,) = compare(chain(2), solvers=["store-all"]).rows
     live, forward_end = curve_of(row.planned.schedule, row.planned.profile)
     lifted, same_end = curve_of(row.planned.schedule, row.planned.profile, 5)

@@ -2,13 +2,13 @@ from onnxgc.api.comparison import compare
 from onnxgc.api.html_pages import page_of_comparison
 from onnxgc.report.text.plan_rows import plans_lines, plans_table
 from onnxgc.report.text.units import figure, megabytes
-from scripts.check_report import course_totals, data_of
 from tests.api.chains import chain
 from tests.api.test_comparison import renamed
+from tests.report.page_data import course_totals, data_of
 from tests.report.test_html import HOSTILE, Reader, hostile_model
 
 
-def test_curves_are_those_of_the_lowest_peaks_and_of_the_baseline() -> None:
+def test_curves_are_those_of_the_lowest_peaks_and_of_the_baseline():
     found = compare(chain(5))
     text = page_of_comparison(found)
     reader = Reader(text)
@@ -31,7 +31,7 @@ def test_curves_are_those_of_the_lowest_peaks_and_of_the_baseline() -> None:
     assert all(line in reader.inside["li"] for line in plans_lines(found.report))
 
 
-def test_given_plans_have_curves_and_their_difference() -> None:
+def test_given_plans_have_curves_and_their_difference():
     plans = {"before": ["h1", "h4"], "after": ["h1", "h2", "h6"]}
     found = compare(chain(8), plans=plans, solvers=("acg", "chen-sqrt", "chen-greedy"))
     text = page_of_comparison(found)
@@ -50,7 +50,7 @@ def test_given_plans_have_curves_and_their_difference() -> None:
         assert any(text.startswith(f"{side['name']}: peak") and step in text for text in reader.inside["li"])
 
 
-def test_names_stay_text_and_the_same_call_gives_the_same_page() -> None:
+def test_names_stay_text_and_the_same_call_gives_the_same_page():
     pages = [
         page_of_comparison(compare(hostile_model(), solvers=["acg"], plans={HOSTILE[0]: [f"{HOSTILE[1]}h"]}))
         for _ in range(2)
@@ -60,7 +60,7 @@ def test_names_stay_text_and_the_same_call_gives_the_same_page() -> None:
     assert "alert(1)</script>" not in pages[0]
 
 
-def test_several_files_have_their_tables_and_curves() -> None:
+def test_several_files_have_their_tables_and_curves():
     found = compare(chain(4), renamed(chain(4)))
     text = page_of_comparison(found)
     reader = Reader(text)
@@ -85,7 +85,7 @@ def test_several_files_have_their_tables_and_curves() -> None:
     assert "one network in several files" in shown
 
 
-def test_several_networks_have_tables_only() -> None:
+def test_several_networks_have_tables_only():
     found = compare(chain(2), chain(3), each=True, solvers=["acg", "chen-sqrt"])
     text = page_of_comparison(found)
     reader = Reader(text)

@@ -45,7 +45,7 @@ FEW = report(
 )
 
 
-def test_a_plan_has_its_figures_in_eighty_columns() -> None:
+def test_a_plan_has_its_figures_in_eighty_columns():
     lines = shown(plans_table(FEW))
     assert all(len(line) <= 80 for line in lines)
     cells = [line.split() for line in lines if line.strip()]
@@ -58,21 +58,21 @@ def test_a_plan_has_its_figures_in_eighty_columns() -> None:
     ]
 
 
-def test_lines_state_the_objective_of_each_bound() -> None:
+def test_lines_state_the_objective_of_each_bound():
     lines = " ".join(plans_lines(FEW))
     assert "lower bound 8,000 MB (the working set of 'conv'): at most 12.5%" in lines
     assert "time (budget); paper (chen-greedy, plan-of-a-colleague.json)" in lines
     assert "working set" not in " ".join(plans_lines(report(*FEW["rows"], bound_operator="")))
 
 
-def test_headings_are_folded_and_figures_are_not() -> None:
+def test_headings_are_folded_and_figures_are_not():
     wide = Cells("title", ("plan", "a-plan-with-a-name" * 3, "another-plan-with-a-name" * 3), [("p", "1.0", "2")])
     lines = shown(wide)
     assert all(len(line) <= 80 for line in lines)
     assert lines[-2].split() == ["p", "1.0", "2"]
 
 
-def test_names_stay_whole_with_many_figures() -> None:
+def test_names_stay_whole_with_many_figures():
     headings = ("network", *(f"plan-\n{number}" for number in range(12)))
     many = Cells("title", headings, [("densenet201", *(["*100.0"] * 12)), ("resnet18", *(["99.5"] * 12))])
     lines = shown(many)
@@ -82,11 +82,11 @@ def test_names_stay_whole_with_many_figures() -> None:
     assert sum(cells.count("*100.0") for cells in of_one) == 12
 
 
-def test_brackets_in_a_name_are_no_markup() -> None:
+def test_brackets_in_a_name_are_no_markup():
     assert any("layers[0]" in line for line in shown(Cells("title", ("a", "b"), [("layers[0]", "[/b]")])))
 
 
-def test_the_title_of_files_states_whether_they_are_one_network() -> None:
+def test_the_title_of_files_states_whether_they_are_one_network():
     def title(*is_same: bool) -> str:
         found: Any = {"pairs": [{"is_same_network": same} for same in is_same]}
         return files_title(found)
@@ -96,12 +96,12 @@ def test_the_title_of_files_states_whether_they_are_one_network() -> None:
     assert title(False, True, False).endswith("B, D differ from A")
 
 
-def test_markdown_escapes_bars() -> None:
+def test_markdown_escapes_bars():
     cells = Cells("title", ("a|b", "per-\nblock\nMB"), [("x|y\nz", "1")])
     assert cells.markdown() == "**title**\n\n| a\\|b | per-block MB |\n| --- | ---: |\n| x\\|y z | 1 |"
 
 
-def test_the_overview_lists_its_omissions() -> None:
+def test_the_overview_lists_its_omissions():
     one = report(row("peak", 10_000_000_000, best=True), row("acg", 11_000_000_000), row("lcg", 12_000_000_000))
     others = [report(row("acg", 10_000_000_000, best=True), row("peak", 20_000_000_000)) for _ in range(2)]
     broken = {"model": "b.onnx", "error": "not found"}
@@ -121,7 +121,7 @@ def test_the_overview_lists_its_omissions() -> None:
     assert not any("not shown" in line for line in lines)
 
 
-def test_a_budget_without_a_plan_has_a_column() -> None:
+def test_a_budget_without_a_plan_has_a_column():
     left = {"left_out": [{"name": "budget", "reason": "no plan fits 10 bytes"}]}
     one = report(row("acg", 11_000_000_000, best=True), **left)
     each: Any = {"comparisons": [one], "seconds": 1.0}
@@ -143,7 +143,7 @@ def side(name: str, kept: list[str], again: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_two_plans_differ_by_tensor() -> None:
+def test_two_plans_differ_by_tensor():
     tensors = [
         (LONG, "again", "checkpoint"), ("uu", "once", "again"), ("t", "held", "again"),
         ("vvv", "held", "checkpoint"),
@@ -206,7 +206,7 @@ def pairs(*pairs: Any) -> Any:
     return {"pairs": list(pairs), "files": [{"modules": {}}] * (len(pairs) + 1)}
 
 
-def test_the_peaks_of_files_are_described() -> None:
+def test_the_peaks_of_files_are_described():
     peak = {"peak_step": "s", "largest_at_peak": [{"tensor": "t", "bytes": 1_000_000}]}
     found: Any = {"files": [{"regular": peak, "planned": {**peak, "peak_step": "p"}, "modules": {"p": "n"}}]}
     assert file_lines(found)[1:] == [
@@ -214,7 +214,7 @@ def test_the_peaks_of_files_are_described() -> None:
     ]
 
 
-def test_a_pair_of_files_is_described() -> None:
+def test_a_pair_of_files_is_described():
     assert [list(line) for line in checkpoints_table(pairs({}, PAIR), 1).rows][:3] == [
         ["checkpoints", "4", "0"],
         ["  matched in the other file", "3 (75%)", "0"],
@@ -235,7 +235,7 @@ def test_a_pair_of_files_is_described() -> None:
     assert parted[3] == "after 'p' A continues with Relu, and B with Elu, Neg"
 
 
-def test_a_divergence_is_described_by_the_operators_that_differ() -> None:
+def test_a_divergence_is_described_by_the_operators_that_differ():
     """Layers of equal sizes on both sides belong to other branches; one side may have no other operators."""
     layer, window = "Conv 1x1 4 to 4", "AveragePool 3x3 pads 1"
     pair = {

@@ -38,9 +38,9 @@ from onnxgc.report.html.tables import Column, size, table
 from onnxgc.report.html.tags import Html, tag
 from onnxgc.report.text.printable import printable
 from onnxgc.report.text.units import megabytes
-from scripts.check_report import course_totals, data_of
 from tests.api.chains import chain
 from tests.model.model_helpers import normal, with_weights
+from tests.report.page_data import course_totals, data_of
 
 FOLDER = Path(onnxgc.report.html.__file__).parent
 HOSTILE = (
@@ -103,7 +103,7 @@ class Reader(HTMLParser):
 
 
 @pytest.mark.parametrize("case", ["hostile", "budgeted"])
-def test_it_is_well_formed_and_accessible(case: str, request: pytest.FixtureRequest) -> None:
+def test_it_is_well_formed_and_accessible(case: str, request: pytest.FixtureRequest):
     text = page_of(request.getfixturevalue(case))
     assert text.isascii()
     assert text.startswith('<!DOCTYPE html>\n<html lang="en">')
@@ -126,7 +126,7 @@ def test_it_is_well_formed_and_accessible(case: str, request: pytest.FixtureRequ
     assert len(pictures) == (3 if case == "budgeted" else 2)
 
 
-def test_nothing_is_loaded_and_nothing_else_runs(hostile: OptimizeResult) -> None:
+def test_nothing_is_loaded_and_nothing_else_runs(hostile: OptimizeResult):
     reader = Reader(page_of(hostile))
     for element, attributes in reader.elements:
         assert not {"src", "srcset", "style", "xlink:href"} & attributes.keys(), element
@@ -146,7 +146,7 @@ def test_nothing_is_loaded_and_nothing_else_runs(hostile: OptimizeResult) -> Non
         assert f"{key} 'sha256-{digest}'" in policy
 
 
-def test_names_of_a_model_are_text(hostile: OptimizeResult) -> None:
+def test_names_of_a_model_are_text(hostile: OptimizeResult):
     text = page_of(hostile)
     reader = Reader(text)
     assert Counter(tag for tag, _ in reader.elements)["script"] == 2
@@ -159,7 +159,7 @@ def test_names_of_a_model_are_text(hostile: OptimizeResult) -> None:
 
 
 @pytest.mark.parametrize("case", ["hostile", "budgeted"])
-def test_live_tensors_add_up_to_the_timeline(case: str, request: pytest.FixtureRequest) -> None:
+def test_live_tensors_add_up_to_the_timeline(case: str, request: pytest.FixtureRequest):
     planned = request.getfixturevalue(case).planned
     courses = [
         memory_curve("planned", planned.step, planned.schedule),
@@ -178,7 +178,7 @@ def test_live_tensors_add_up_to_the_timeline(case: str, request: pytest.FixtureR
     assert again
 
 
-def test_roles_and_fates_follow_from_the_schedule(hostile: OptimizeResult) -> None:
+def test_roles_and_fates_follow_from_the_schedule(hostile: OptimizeResult):
     planned = hostile.planned
     course = memory_curve("planned", planned.step, planned.schedule)
     network = forward_operators(planned.step, planned.schedule, course, planned.solution.plan.checkpoints)
@@ -199,7 +199,7 @@ def test_roles_and_fates_follow_from_the_schedule(hostile: OptimizeResult) -> No
 
 
 @pytest.mark.parametrize("budget", [None, "90%"])
-def test_optimizer_state_is_the_base_of_the_curve(budget: str | None) -> None:
+def test_optimizer_state_is_the_base_of_the_curve(budget: str | None):
     limits: dict[str, Any] = {"budget": budget, "time_limit": 1, "step_limit": 1} if budget else {}
     found = onnxgc.optimize(chain(3, 64, 64), check=False, optimizer="adamw", **limits)
     state = found.report["optimizer"]["state_bytes"]
@@ -220,7 +220,7 @@ def test_optimizer_state_is_the_base_of_the_curve(budget: str | None) -> None:
         assert f"budget {megabytes(found.report['budget']['bytes'] or 0)}" in reader.inside["text"]
 
 
-def test_steps_are_counted_from_one(hostile: OptimizeResult) -> None:
+def test_steps_are_counted_from_one(hostile: OptimizeResult):
     reader = Reader(page_of(hostile))
     timeline = hostile.planned.profile.timeline
     at, last = timeline.index(max(timeline)) + 1, len(timeline)
@@ -233,14 +233,14 @@ def test_steps_are_counted_from_one(hostile: OptimizeResult) -> None:
     assert (quarters(0), quarters(1)) == (["0"] * 5, ["1"] * 5)
 
 
-def test_the_same_result_has_the_same_bytes(hostile: OptimizeResult) -> None:
+def test_the_same_result_has_the_same_bytes(hostile: OptimizeResult):
     text = page_of(hostile, [("--seed", "1")])
     slower: Any = {**hostile.report, "seconds": {"total": 1e6}}
     assert page_of(replace(hostile, report=slower), [("--seed", "1")]) == text
     assert page_of(onnxgc.optimize(hostile_model(), check=False), [("--seed", "1")]) == text
 
 
-def test_the_page_shows_the_chosen_plan_the_budget_and_the_settings(budgeted: OptimizeResult) -> None:
+def test_the_page_shows_the_chosen_plan_the_budget_and_the_settings(budgeted: OptimizeResult):
     reader = Reader(page_of(budgeted, [("--budget", "60%")]))
     facts = reader.inside["dd"]
     assert "--budget 60%" in facts
@@ -255,7 +255,7 @@ def test_the_page_shows_the_chosen_plan_the_budget_and_the_settings(budgeted: Op
     assert sum("r" in attributes and attributes["r"] == "4" for attributes in circles) == len(peaks)
 
 
-def test_a_large_network_stays_small() -> None:
+def test_a_large_network_stays_small():
     """Thousands of operators with long names, each with a recomputation and a backward."""
     count, form = 2_000, "float32 64x64"
     names = [f"model/encoder/layers.{number // 10}/attention/projection_{number}" for number in range(count)]
@@ -280,7 +280,7 @@ def test_a_large_network_stays_small() -> None:
     assert len(network_figure(network)) < 300_000
 
 
-def test_the_script_draws_in_the_same_places() -> None:
+def test_the_script_draws_in_the_same_places():
     script = (FOLDER / "script.js").read_text(encoding="ascii")
     constants = {name: int(value) for name, value in re.findall(r"\b([A-Z_]+) = (\d+)\b", script)}
     for module, names in (
@@ -292,12 +292,12 @@ def test_the_script_draws_in_the_same_places() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 1000, 1001, 43_417])
-def test_columns_have_every_place_once(count: int) -> None:
+def test_columns_have_every_place_once(count: int):
     assert [place for column in columns(count) for place in column] == list(range(count))
     assert len(columns(count)) == min(count, 1000)
 
 
-def test_paths_go_through_every_column() -> None:
+def test_paths_go_through_every_column():
     assert steps_path([3, 3, 1, 1]) == "M0 3H500V1H1000"
     assert area_path([3, 1], 5, 0.5) == "M0 3H250V1H500V5H0Z"
     assert blocks_path([True, True, False, True], 1, 2) == "M0 1H500v2H0ZM750 1H1000v2H750Z"
@@ -305,7 +305,7 @@ def test_paths_go_through_every_column() -> None:
 
 
 @pytest.mark.parametrize("highest", [1, 999, 1_398_000_000, 0.062])
-def test_ticks_are_few_and_reach_up(highest: float) -> None:
+def test_ticks_are_few_and_reach_up(highest: float):
     values = ticks(highest)
     assert values[0] == 0
     assert highest / 2 < values[-1] <= highest
@@ -313,14 +313,14 @@ def test_ticks_are_few_and_reach_up(highest: float) -> None:
     assert ticks(0) == [0]
 
 
-def test_html_stays_and_other_text_is_escaped() -> None:
+def test_html_stays_and_other_text_is_escaped():
     assert tag("p", "<&\"'", Html("<b></b>"), title='"<', class_="a", hidden=True, lang=None) == (
         '<p title="&quot;&lt;" class="a" hidden>&lt;&amp;&quot;&#x27;<b></b></p>'
     )
     assert tag("meta", http_equiv="x") == '<meta http-equiv="x">'
 
 
-def test_sizes_in_tables() -> None:
+def test_sizes_in_tables():
     assert [size(value) for value in (0, 4, 1000, 2_500_000)] == ["0", "4 B", "0.001 MB", "2.5 MB"]
     written = table("<c>", [Column("a"), Column("b", size)], [["x", 5], ["all", 5]], footer=True)
     assert '<tbody><tr><th scope="row">x</th><td class="number" data-value="5">5 B</td></tr></tbody>' in written
@@ -328,7 +328,7 @@ def test_sizes_in_tables() -> None:
     assert 'aria-label="&lt;c&gt;"' in written
 
 
-def test_the_scripts_and_styles_are_packaged() -> None:
+def test_the_scripts_and_styles_are_packaged():
     root = FOLDER.parent.parent.parent
     packaged = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["onnxgc"]
     files = [path for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".py"]

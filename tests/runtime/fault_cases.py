@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 
 from onnxgc.model.core.ir import Array
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 
 _LOSS = "l = Mul(y, y) loss = ReduceSum<keepdims=0>(l)"
 _NORM = "m = ReduceMean(x, last) {sub} p = Pow(d, k) v = ReduceMean(p, last) {add} s = Sqrt(a) {div}"
@@ -31,7 +31,7 @@ class FaultCase:
         output = "float[] loss" if self.trains else "float[2,2] y"
         ending = _LOSS if self.trains else ""
         text = f"({inputs}) => ({output}) {{ {self.body} {ending} }}"
-        return with_weights(text_model(text, opset=self.opset), **self.weights)
+        return model_of(text, opset=self.opset, **self.weights)
 
 
 def _type(value: Array) -> str:

@@ -11,7 +11,7 @@ from onnxgc.runtime.calibrate import calibrate, calibration_in, read_calibration
 from onnxgc.tracing.calibrated_durations import Calibration
 from onnxgc.tracing.durations import durations_ns, forward_works
 from onnxgc.tracing.step_graph import TrainingStep, trace
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of
 from tests.test_models import MODELS
 
 CPU = ("CPUExecutionProvider",)
@@ -37,7 +37,7 @@ def never_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "calibrate", fail)
 
 
-def test_every_forward_operator_is_measured(step: TrainingStep, calibration: Calibration) -> None:
+def test_every_forward_operator_is_measured(step: TrainingStep, calibration: Calibration):
     works = [work for work in forward_works(step) if not work.is_free]
     assert [found.work for found in calibration.operators] == works
     assert sum(found.median_ns for found in calibration.operators) > 0
@@ -46,7 +46,7 @@ def test_every_forward_operator_is_measured(step: TrainingStep, calibration: Cal
     assert calibration.onnxruntime
 
 
-def test_a_calibration_covers_the_whole_step(step: TrainingStep, calibration: Calibration) -> None:
+def test_a_calibration_covers_the_whole_step(step: TrainingStep, calibration: Calibration):
     found = durations_ns(step, calibration)
     measured = {operator.work.name: operator.median_ns for operator in calibration.operators}
     assert measured.items() <= found.items()
@@ -55,12 +55,12 @@ def test_a_calibration_covers_the_whole_step(step: TrainingStep, calibration: Ca
     assert 1.2 * forward < sum(found.values()) - forward < 8 * forward
 
 
-def test_a_written_calibration_is_read_back(calibration: Calibration, tmp_path: Path) -> None:
+def test_a_written_calibration_is_read_back(calibration: Calibration, tmp_path: Path):
     write_calibration(calibration, tmp_path / "times.json")
     assert read_calibration(tmp_path / "times.json") == calibration
 
 
-def test_a_missing_calibration_is_created(step: TrainingStep, tmp_path: Path) -> None:
+def test_a_missing_calibration_is_created(step: TrainingStep, tmp_path: Path):
     path = tmp_path / "times.json"
     made, note = calibration_in(path, step, providers=CPU, threads=1, runs=1)
     assert note == ""
@@ -68,15 +68,15 @@ def test_a_missing_calibration_is_created(step: TrainingStep, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("never_measured")
-def test_an_existing_calibration_is_read(step: TrainingStep, calibration: Calibration, tmp_path: Path) -> None:
+def test_an_existing_calibration_is_read(step: TrainingStep, calibration: Calibration, tmp_path: Path):
     write_calibration(calibration, tmp_path / "times.json")
     assert calibration_in(tmp_path / "times.json", step) == (calibration, "")
 
 
 @pytest.mark.usefixtures("never_measured")
-def test_a_calibration_of_another_model_is_used_by_its_rates(calibration: Calibration, tmp_path: Path) -> None:
+def test_a_calibration_of_another_model_is_used_by_its_rates(calibration: Calibration, tmp_path: Path):
     body = "(float[64, 64] x) => (float[64, 64] y) { h = MatMul(x, w) y = Erf(h) }"
-    other = trace(read_model(with_weights(text_model(body), w=normal(64, 64))), seed="loss_scale")
+    other = trace(read_model(model_of(body, w=(64, 64))), seed="loss_scale")
     write_calibration(calibration, tmp_path / "times.json")
     found, note = calibration_in(tmp_path / "times.json", other)
     assert "measured on another model" in note
@@ -85,7 +85,7 @@ def test_a_calibration_of_another_model_is_used_by_its_rates(calibration: Calibr
 
 
 @pytest.mark.usefixtures("never_measured")
-def test_a_calibration_of_another_batch_is_scaled(calibration: Calibration, tmp_path: Path) -> None:
+def test_a_calibration_of_another_batch_is_scaled(calibration: Calibration, tmp_path: Path):
     model = read_model(MODELS / "resnet18.onnx", input_shapes={"x": (4, 3, 64, 64)})
     larger = trace(model, seed="loss_scale")
     write_calibration(calibration, tmp_path / "times.json")
@@ -101,7 +101,7 @@ def test_a_calibration_of_another_batch_is_scaled(calibration: Calibration, tmp_
 
 
 @pytest.mark.usefixtures("never_measured")
-def test_nothing_runs_if_the_file_cannot_be_written(step: TrainingStep, tmp_path: Path) -> None:
+def test_nothing_runs_if_the_file_cannot_be_written(step: TrainingStep, tmp_path: Path):
     with pytest.raises(OutputFileError, match="does not exist"):
         calibration_in(tmp_path / "nowhere" / "times.json", step)
 
@@ -116,7 +116,7 @@ def test_nothing_runs_if_the_file_cannot_be_written(step: TrainingStep, tmp_path
         ('{"schema": 1, "threads": 1}', "'operators' is missing"),
     ],
 )
-def test_files_that_are_not_calibrations_are_rejected_in_one_line(text: str, hint: str, tmp_path: Path) -> None:
+def test_files_that_are_not_calibrations_are_rejected_in_one_line(text: str, hint: str, tmp_path: Path):
     path = tmp_path / "times.json"
     path.write_text(text)
     with pytest.raises(DurationError, match=hint) as caught:
@@ -125,7 +125,7 @@ def test_files_that_are_not_calibrations_are_rejected_in_one_line(text: str, hin
     assert str(path) in str(caught.value)
 
 
-def test_times_without_bytes_are_rejected(calibration: Calibration, tmp_path: Path) -> None:
+def test_times_without_bytes_are_rejected(calibration: Calibration, tmp_path: Path):
     """They would have no proportion to anything."""
     path = tmp_path / "times.json"
     first = calibration.operators[0]

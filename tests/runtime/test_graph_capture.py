@@ -32,26 +32,26 @@ def graph(body: str) -> onnx.ModelProto:
         ("y, m = Dropout (x)", None),
     ],
 )
-def test_nodes_that_a_replay_would_change_are_named(body: str, reason: str | None) -> None:
+def test_nodes_that_a_replay_would_change_are_named(body: str, reason: str | None):
     found = capture_obstacle(graph(body))
     assert found is None if reason is None else reason in str(found)
 
 
-def test_subgraphs_are_named() -> None:
+def test_subgraphs_are_named():
     branch = onnx.helper.make_graph([], "g", [], [])
     node = onnx.helper.make_node("If", ["x"], ["y"], then_branch=branch, else_branch=branch)
     found = capture_obstacle(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], [])))
     assert found == "node 'y' (If) runs a subgraph"
 
 
-def test_training_files_need_no_barriers() -> None:
+def test_training_files_need_no_barriers():
     files = {barriers: optimize(chain(1), barriers=barriers, check=False) for barriers in ("auto", "none")}
     found = {barriers: capture_obstacle(file.training_graph.model) for barriers, file in files.items()}
     assert found["none"] is None
     assert "--barriers none" in str(found["auto"])
 
 
-def test_a_cuda_graph_needs_a_card() -> None:
+def test_a_cuda_graph_needs_a_card():
     with pytest.raises(RuntimeUnavailableError, match="need the provider cuda"):
         make_session(graph("y = Relu (x)"), providers=CPU, cuda_graph=True)
 
@@ -77,7 +77,7 @@ class _Repeating:
         self._warm_ups = 0
 
 
-def test_capture_leaves_the_arrays_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_leaves_the_arrays_unchanged(monkeypatch: pytest.MonkeyPatch):
     body = "{ [a] w_new = Add (w, x) [b] loss = Mul (w_new, x) }"
     model = text_model(f"(float[4] w, float[4] x) => (float[4] w_new, float[4] loss) {body}")
     requested: list[bool] = []
@@ -106,7 +106,7 @@ def test_capture_leaves_the_arrays_unchanged(monkeypatch: pytest.MonkeyPatch) ->
     assert requested == [True]
 
 
-def test_inputs_on_the_cpu_are_named() -> None:
+def test_inputs_on_the_cpu_are_named():
     model = graph("y = Relu (x)")
     session = BoundSession(model, DeviceArrays("cpu"), held=(), replaced={}, fetched={}, providers=CPU, threads=1)
     with pytest.raises(RuntimeUnavailableError, match="its input 'x' is read on the CPU"):

@@ -23,7 +23,7 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_file_takes_its_steps(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_takes_its_steps(model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(interleaved_timing, "_PAUSE_SECONDS", 0.0)
     feeds = {"x": np.ones(2, np.float32)}
     found = seconds_in_turns({"one": model, "two": model}, feeds, settings=SETTINGS, runs=2, warm_up=1)
@@ -33,14 +33,14 @@ def test_each_file_takes_its_steps(model: Path, monkeypatch: pytest.MonkeyPatch)
         assert min(seconds) > 0
 
 
-def test_a_file_that_does_not_run_ends_the_timing(model: Path, tmp_path: Path) -> None:
+def test_a_file_that_does_not_run_ends_the_timing(model: Path, tmp_path: Path):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"nothing of the kind")
     with pytest.raises(RuntimeFailedError, match=r"broken.onnx' does not run on ONNX Runtime: .+"):
         seconds_in_turns({"broken": broken}, {}, settings=SETTINGS, runs=1, warm_up=0)
 
 
-def test_providers_have_short_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_providers_have_short_names(monkeypatch: pytest.MonkeyPatch):
     assert providers_named("cpu") == ("CPUExecutionProvider",)
     assert providers_named(None) == ort.default_providers()
     with pytest.raises(RuntimeUnavailableError, match="unknown provider 'tpu'"):
@@ -66,7 +66,7 @@ def test_providers_have_short_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not HAS_CUDA or DRIVER_IS_HERE, reason="needs a build with CUDA on a machine without")
-def test_a_provider_that_does_not_start_is_reported(model: Path) -> None:
+def test_a_provider_that_does_not_start_is_reported(model: Path):
     """The runtime itself would go on with the CPU."""
     settings = SessionSettings(threads=1, providers=PROVIDERS["cuda"])
     with pytest.raises(RuntimeFailedError, match="CUDAExecutionProvider does not start"):
@@ -74,7 +74,7 @@ def test_a_provider_that_does_not_start_is_reported(model: Path) -> None:
 
 
 @pytest.mark.skipif(not HAS_CUDA, reason="needs a build with CUDA")
-def test_libraries_in_packages_are_loaded_only_for_cuda(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_in_packages_are_loaded_only_for_cuda(model: Path, monkeypatch: pytest.MonkeyPatch):
     loaded = []
     monkeypatch.setattr(load_onnxruntime(), "preload_dlls", lambda: loaded.append(1))
     ort._load_cuda_libraries.cache_clear()

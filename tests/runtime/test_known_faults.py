@@ -12,7 +12,7 @@ from onnxgc.model.files.load import load_proto
 from onnxgc.model.files.proto_to_draft import draft_of
 from onnxgc.runtime.known_faults import FAULTS, faults_in
 from onnxgc.runtime.ort import make_session
-from tests.model.model_helpers import LIGHT_MODELS, light_path, normal, text_model, with_weights
+from tests.model.model_helpers import LIGHT_MODELS, light_path, model_of, normal, text_model, with_weights
 from tests.runtime.fault_cases import CASES, FaultCase
 
 ALL, PLAIN = "ORT_ENABLE_ALL", "ORT_DISABLE_ALL"
@@ -53,7 +53,7 @@ cases = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.shown}: 
 
 
 @cases
-def test_the_installed_version_has_the_fault(case: FaultCase) -> None:
+def test_the_installed_version_has_the_fault(case: FaultCase):
     """Skipped where a version mends it: then its entry in the table may go."""
     model = case.model()
     assert case.shown in shown(model)
@@ -69,7 +69,7 @@ def test_the_installed_version_has_the_fault(case: FaultCase) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.trains], ids=lambda case: f"{case.shown}: {case.name}")
-def test_training_files_are_right_in_every_session(case: FaultCase) -> None:
+def test_training_files_are_right_in_every_session(case: FaultCase):
     """The loss of the model itself without optimisation, and the same gradients by default settings."""
     model = case.model()
     (right,) = outputs(model, case.feeds, PLAIN)
@@ -82,7 +82,7 @@ def test_training_files_are_right_in_every_session(case: FaultCase) -> None:
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5 * max(1.0, np.abs(one).max(initial=0)))
 
 
-def test_every_fault_has_a_case() -> None:
+def test_every_fault_has_a_case():
     assert {fault.name for fault in FAULTS} == {case.shown for case in CASES}
 
 
@@ -94,12 +94,12 @@ def test_every_fault_has_a_case() -> None:
         "h = Mul(x, w) t = Transpose<perm=[1,0]>(h) y = MatMul(u, t)",
     ],
 )
-def test_correct_products_are_not_reported(body: str) -> None:
+def test_correct_products_are_not_reported(body: str):
     model = text_model(f"(float[4,4] x) => (float[N] y) {{ {body} }}")
     assert shown(with_weights(model, w=normal(4, 4), m=normal(4, 4), u=normal(4))) == []
 
 
-def test_a_correct_layer_normalisation_is_not_reported() -> None:
+def test_a_correct_layer_normalisation_is_not_reported():
     case = next(case for case in CASES if case.name == "fourth power")
     weights = {**case.weights, "k": np.asarray(2, np.float32)}
     usual = FaultCase(case.shown, "usual", case.body, weights, case.feeds)
@@ -109,20 +109,20 @@ def test_a_correct_layer_normalisation_is_not_reported() -> None:
 
 
 @pytest.mark.parametrize("name", QUICK_LIGHT_MODELS)
-def test_training_files_of_networks_have_no_fault(name: str) -> None:
+def test_training_files_of_networks_have_no_fault(name: str):
     source = light_path(name)
     emitted = optimize(source, solver="acg", check=False).training_graph.model
     assert shown(emitted) == []
 
 
-def test_inspect_reports_a_fault_of_the_model() -> None:
+def test_inspect_reports_a_fault_of_the_model():
     found = inspect(CASES[0].model(), loss="loss").as_json()["runtime_faults"]
     assert [fault["name"] for fault in found] == ["vector product"]
     assert "MatmulTransposeFusion" in found[0]["detail"]
     assert found[0]["nodes"]
 
 
-def test_distinct_indices_keep_scatter_nd() -> None:
+def test_distinct_indices_keep_scatter_nd():
     case = next(case for case in CASES if case.name == "add")
     weights = {**case.weights, "i": np.asarray([[1], [0]])}
     few = FaultCase(case.shown, "few", case.body, weights, {"x": normal(2, 128)})
@@ -131,7 +131,7 @@ def test_distinct_indices_keep_scatter_nd() -> None:
 
 
 @pytest.mark.parametrize("keepdims", [0, 1])
-def test_gradients_of_empty_tensors_are_empty_in_every_session(keepdims: int) -> None:
+def test_gradients_of_empty_tensors_are_empty_in_every_session(keepdims: int):
     ending = "s = Identity(r)" if keepdims else "s = Unsqueeze(r, one)"
     body = (
         f"(float[3,0] x) => (float[] loss) {{ z = Concat<axis=0>(a, a) h = MatMul(z, x) "
@@ -139,7 +139,7 @@ def test_gradients_of_empty_tensors_are_empty_in_every_session(keepdims: int) ->
         "loss = ReduceSum<keepdims=0>(l) }"
     )
     weights = {"a": normal(2, 3), "b": normal(4, 1), "one": np.asarray([1])}
-    emitted = optimize(with_weights(text_model(body), **weights), loss="loss").training_graph.model
+    emitted = optimize(model_of(body, **weights), loss="loss").training_graph.model
     assert shown(emitted) == []
     feeds = {"x": np.zeros((3, 0), np.float32)}
     own, default = make_session(emitted).run(None, feeds), outputs(emitted, feeds, ALL)
@@ -148,7 +148,7 @@ def test_gradients_of_empty_tensors_are_empty_in_every_session(keepdims: int) ->
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))])
-def test_random_chains_are_right_in_every_session(seed: int) -> None:
+def test_random_chains_are_right_in_every_session(seed: int):
     """Products with vectors and matrices, transposed on either side, scaled, cast and padded."""
     generator = np.random.default_rng(seed)
     draws: list[str] = []
@@ -183,7 +183,7 @@ def test_random_chains_are_right_in_every_session(seed: int) -> None:
         current = new
     weights["scale"] = normal(2, *(1 for _ in shape))
     body = f"{' '.join(draws)} y = Mul({current}, scale) l = Mul(y, y) loss = ReduceSum<keepdims=0>(l)"
-    model = with_weights(text_model(f"(float[{inputs}] x) => (float[] loss) {{ {body} }}"), **weights)
+    model = model_of(f"(float[{inputs}] x) => (float[] loss) {{ {body} }}", **weights)
     (right,) = outputs(model, feeds, PLAIN)
     emitted = optimize(model, loss="loss", check=False).training_graph.model
     assert shown(emitted) == []

@@ -1,7 +1,5 @@
 """What other runtimes cannot run, by the table of what was tried."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +29,12 @@ FLOAT, DOUBLE = (TensorType(kind, (2,)) for kind in (onnx.TensorProto.FLOAT, onn
         ("iree", Node("MaxPool", ("x",), ("y", "i")), "wrong"),
     ],
 )
-def test_a_node_is_found_by_its_condition(runtime: str, node: Node, effect: str | None) -> None:
+def test_a_node_is_found_by_its_condition(runtime: str, node: Node, effect: str | None):
     types = {"x": FLOAT, "y": FLOAT, "i": FLOAT, "wide": DOUBLE}
     assert limits_of(runtime, [node, node], types) == ({} if effect is None else {effect: {node.op: 2}})
 
 
-def test_inspect_lists_them_and_portable_avoids_them(tmp_path: Path) -> None:
+def test_inspect_lists_them_and_portable_avoids_them(tmp_path: Path):
     model = tmp_path / "digits.onnx"
     onnx.save(digits_network(), model)
     shapes = ("--input-shapes", "image:4,1,8,8")

@@ -33,7 +33,7 @@ def profile_of(runs: list[list[tuple[Any, ...]]], folder: Path, provider: str | 
     return read_profile(path, provider)
 
 
-def test_memory_of_the_session_is_excluded(tmp_path: Path) -> None:
+def test_memory_of_the_session_is_excluded(tmp_path: Path):
     (run,) = profile_of([[("a", 1010, 10, 1016, 1016), ("b", 1030, 20, 1048, 1048)]], tmp_path)
     assert run.order == ("a", "b")
     assert run.held_bytes == (10, 30)
@@ -43,7 +43,7 @@ def test_memory_of_the_session_is_excluded(tmp_path: Path) -> None:
     assert run.nodes_by_provider == {"CPU": 2}
 
 
-def test_a_workspace_appears_where_it_raises_the_maximum(tmp_path: Path) -> None:
+def test_a_workspace_appears_where_it_raises_the_maximum(tmp_path: Path):
     nodes = [("a", 10, 10, 10, 10), ("b", 20, 10, 20, 50), ("c", 30, 10, 30, 50), ("d", 40, 10, 40, 60)]
     first, second = profile_of([nodes, [(*node[:4], 60) for node in nodes]], tmp_path)
     assert first.workspace_bytes == (0, 30, 0, 20)
@@ -51,11 +51,11 @@ def test_a_workspace_appears_where_it_raises_the_maximum(tmp_path: Path) -> None
     assert second.workspace_bytes == (0, 0, 0, 0)
 
 
-def test_a_profile_without_nodes_has_no_runs(tmp_path: Path) -> None:
+def test_a_profile_without_nodes_has_no_runs(tmp_path: Path):
     assert profile_of([], tmp_path) == []
 
 
-def test_each_provider_has_a_separate_arena(tmp_path: Path) -> None:
+def test_each_provider_has_a_separate_arena(tmp_path: Path):
     """Nodes of another provider report that provider's arena, which is not part of the peak."""
     nodes = [
         ("shape", 7000, 50, 7000, 9000),
@@ -71,7 +71,7 @@ def test_each_provider_has_a_separate_arena(tmp_path: Path) -> None:
     assert nothing.requested_peak_bytes == 0
 
 
-def test_outputs_that_stay_allocated_can_be_excluded() -> None:
+def test_outputs_that_stay_allocated_can_be_excluded():
     run = RunProfile(("a", "b", "c"), (1, 1, 1), (10, 30, 25), (10, 30, 25), (0, 5, 0), 1.0, {})
     assert run.requested_peak_bytes == 35
     assert run.requested_peak_without({"b": 20}) == 15
@@ -98,7 +98,7 @@ def file_of(*names: str) -> onnx.ModelProto:
         (["a__recompute", "a", "b", "c"], (), "a__recompute"),
     ],
 )
-def test_lost_and_moved_nodes_are_named(order: list[str], lost: tuple[str, ...], moved: str | None) -> None:
+def test_lost_and_moved_nodes_are_named(order: list[str], lost: tuple[str, ...], moved: str | None):
     found = check_execution(file_of("a", "b", "a__recompute", "c"), order)
     assert (found.lost, found.moved) == (lost, moved)
     assert found.holds == (not lost and moved is None)
@@ -118,7 +118,7 @@ def file_of_casts(*types: int, stored: tuple[str, ...] = ()) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def test_casts_that_the_runtime_skips_are_not_lost() -> None:
+def test_casts_that_the_runtime_skips_are_not_lost():
     model = file_of_casts(onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.FLOAT)
     found, profile = run_and_check(model, {"x": np.asarray([True, False, True])})
     assert "cast0" not in profile.order
@@ -129,7 +129,7 @@ def test_casts_that_the_runtime_skips_are_not_lost() -> None:
     "stored, order, lost",
     [((), ["cast1", "y"], ()), ((), ["y"], ("cast0", "cast1")), (("cast0",), ["cast1", "y"], ("cast0",))],
 )
-def test_a_cast_with_other_readers_is_lost(stored: tuple[str, ...], order: list[str], lost: tuple[str, ...]) -> None:
+def test_a_cast_with_other_readers_is_lost(stored: tuple[str, ...], order: list[str], lost: tuple[str, ...]):
     model = file_of_casts(onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT, stored=stored)
     assert check_execution(model, order).lost == lost
 
@@ -150,12 +150,12 @@ FLOAT = TensorType(TensorProto.FLOAT, (2, 3))
         ("HardSigmoid", 18, TensorProto.BFLOAT16, False),
     ],
 )
-def test_nodes_without_a_kernel_are_counted(op: str, opset: int, dtype: int, runs_on_cuda: bool) -> None:
+def test_nodes_without_a_kernel_are_counted(op: str, opset: int, dtype: int, runs_on_cuda: bool):
     kind = TensorType(dtype, (2, 3))
     found = left_to_the_cpu([Node(op, ("x",), ("y",))], {"x": kind, "y": kind}, opset)
     assert found == ({} if runs_on_cuda else {op: 1})
 
 
-def test_the_type_is_not_that_of_a_condition() -> None:
+def test_the_type_is_not_that_of_a_condition():
     types = {"c": TensorType(TensorProto.BOOL, (2, 3)), "x": FLOAT, "y": FLOAT}
     assert left_to_the_cpu([Node("Where", ("c", "x", "x"), ("y",))], types, 18) == {}

@@ -17,7 +17,7 @@ from onnxgc.model.core.ir import Array
 from onnxgc.runtime.measure import Measurement, executed_order, measure
 from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, make_session
 from scripts.benchmarking.arena import ARENA, simulate_arena
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 
 MODELS = Path(__file__).resolve().parent.parent.parent / "models"
 BATCH, WIDTH, LAYERS = 1024, 512, 16
@@ -35,7 +35,7 @@ def chain_model() -> onnx.ModelProto:
     shape = f"float[{BATCH},{WIDTH}]"
     scale = np.float32(np.sqrt(2 / WIDTH))
     weights = {f"w{n}": normal(WIDTH, WIDTH, seed=n) * scale for n in range(LAYERS)}
-    return with_weights(text_model(f"({shape} x) => ({shape} {tensors[-1]}) {{ {layers} }}"), **weights)
+    return model_of(f"({shape} x) => ({shape} {tensors[-1]}) {{ {layers} }}", **weights)
 
 
 @functools.cache
@@ -71,7 +71,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool],
     return found
 
 
-def test_the_measured_peak_equals_the_simulated_peak(measured: dict[tuple[str, bool], Measurement]) -> None:
+def test_the_measured_peak_equals_the_simulated_peak(measured: dict[tuple[str, bool], Measurement]):
     planned = planned_chain().planned
     for name, profile in (("planned", planned.profile), ("regular", planned.regular_profile)):
         first, *_, last = measured[name, True].runs
@@ -81,7 +81,7 @@ def test_the_measured_peak_equals_the_simulated_peak(measured: dict[tuple[str, b
         assert measured[name, True].in_use_peak_bytes == pytest.approx(requested, rel=0.1), name
 
 
-def test_bytes_in_use_equal_the_arenas_model(tmp_path: Path) -> None:
+def test_bytes_in_use_equal_the_arenas_model(tmp_path: Path):
     source, file = MODELS / "mobilenet_v2.onnx", tmp_path / "step.onnx"
     result = optimize(source, file, input_shapes={"x": (2, 3, 64, 64)}, solver="peak", check=False)
     found = measure(file, images(2, 64), settings=FILE_ORDER, runs=2)
@@ -92,7 +92,7 @@ def test_bytes_in_use_equal_the_arenas_model(tmp_path: Path) -> None:
     assert arena.peak_bytes == pytest.approx(found.in_use_peak_bytes, rel=0.005)
 
 
-def test_prepacked_parameters_are_not_counted(tmp_path: Path) -> None:
+def test_prepacked_parameters_are_not_counted(tmp_path: Path):
     """Frozen matrices are constants, of which the runtime makes copies in the order its kernels like."""
     frozen = [f"w{layer}" for layer in range(1, LAYERS)]
     result = optimize(chain_model(), tmp_path / "step.onnx", loss="mse", freeze=frozen, solver="peak", check=False)
@@ -100,7 +100,7 @@ def test_prepacked_parameters_are_not_counted(tmp_path: Path) -> None:
     assert found.requested_peak_bytes == pytest.approx(result.planned.profile.peak_bytes, rel=0.01)
 
 
-def test_default_settings_keep_the_saving(measured: dict[tuple[str, bool], Measurement]) -> None:
+def test_default_settings_keep_the_saving(measured: dict[tuple[str, bool], Measurement]):
     planned = measured["planned", False]
     assert planned.in_use_peak_bytes <= 0.75 * measured["regular", False].in_use_peak_bytes
     # Before memory patterns set in, the barriers alone give the promised peak.
@@ -108,14 +108,14 @@ def test_default_settings_keep_the_saving(measured: dict[tuple[str, bool], Measu
     assert first == pytest.approx(planned_chain().planned.profile.peak_bytes, rel=0.02)
 
 
-def test_results_are_bit_identical(measured: dict[tuple[str, bool], Measurement]) -> None:
+def test_results_are_bit_identical(measured: dict[tuple[str, bool], Measurement]):
     regular, planned = measured["regular", True].outputs, measured["planned", True].outputs
     assert list(regular) == list(planned)
     for name, value in regular.items():
         np.testing.assert_array_equal(planned[name], value, err_msg=name)
 
 
-def test_file_order_is_executed_order_and_recomputation_survives(measured: dict[tuple[str, bool], Measurement]) -> None:
+def test_file_order_is_executed_order_and_recomputation_survives(measured: dict[tuple[str, bool], Measurement]):
     model = planned_chain().training_graph.model
     order = measured["planned", True].steady.order
     names = [node.name for node in model.graph.node]
@@ -128,7 +128,7 @@ def test_file_order_is_executed_order_and_recomputation_survives(measured: dict[
 
 def test_without_barriers_default_settings_lose_the_saving(
     measured: dict[tuple[str, bool], Measurement], tmp_path: Path
-) -> None:
+):
     """The control: it is the barriers that keep the order, nothing else about the file."""
     bare = onnx.ModelProto()
     bare.CopyFrom(planned_chain().training_graph.model)
@@ -148,7 +148,7 @@ def test_without_barriers_default_settings_lose_the_saving(
 
 
 @pytest.mark.parametrize("attribute", [True, False])
-def test_the_attribute_keeps_recomputation_from_being_merged(attribute: bool) -> None:
+def test_the_attribute_keeps_recomputation_from_being_merged(attribute: bool):
     """Without barriers, `__recompute` alone decides whether stock settings merge the copies.
 
     The nodes are renamed: the runtime spares some by their name, and files may be renamed by tools.
@@ -170,20 +170,20 @@ def test_the_attribute_keeps_recomputation_from_being_merged(attribute: bool) ->
     assert len(ran) == (2 if attribute else 1) * RECOMPUTED
 
 
-def test_only_requested_outputs_are_kept(tmp_path: Path) -> None:
+def test_only_requested_outputs_are_kept(tmp_path: Path):
     onnx.save(planned_chain().training_graph.model, tmp_path / "chain.onnx")
     found = measure(tmp_path / "chain.onnx", feeds(), settings=FILE_ORDER, runs=1, keep_outputs=["loss"])
     assert list(found.outputs) == ["loss"]
 
 
-def test_a_file_that_does_not_run_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_a_file_that_does_not_run_is_reported_in_one_line(tmp_path: Path):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"nothing of the kind")
     with pytest.raises(RuntimeFailedError, match="does not run on ONNX Runtime"):
         measure(broken, {}, settings=FILE_ORDER)
 
 
-def test_two_builds_of_onnxruntime_are_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_builds_of_onnxruntime_are_reported_in_one_line(monkeypatch: pytest.MonkeyPatch):
     class Installed:
         def locate_file(self, path: str) -> Path:
             return Path("site-packages")
@@ -197,7 +197,7 @@ def test_two_builds_of_onnxruntime_are_reported_in_one_line(monkeypatch: pytest.
     assert load_onnxruntime().__name__ == "onnxruntime"
 
 
-def test_make_session_accepts_every_form_of_a_model(tmp_path: Path) -> None:
+def test_make_session_accepts_every_form_of_a_model(tmp_path: Path):
     model = planned_chain().training_graph.model
     path = tmp_path / "chain.onnx"
     onnx.save(model, path)
@@ -211,7 +211,7 @@ def test_make_session_accepts_every_form_of_a_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name, shape", [("resnet18", (16, 3, 64, 64)), pytest.param("mobilenet_v2", (8, 3, 96, 96), marks=pytest.mark.slow)]
 )
-def test_default_settings_start_at_the_simulated_peak(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_default_settings_start_at_the_simulated_peak(name: str, shape: tuple[int, ...], tmp_path: Path):
     """Buffers with equal symbolic dimensions would be reused across steps; each has a unique one."""
     source, file = MODELS / f"{name}.onnx", tmp_path / "step.onnx"
     result = optimize(source, file, input_shapes={"x": shape}, solver="peak", check=False)

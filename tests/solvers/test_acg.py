@@ -35,14 +35,14 @@ def assert_optimal(problem: CheckpointProblem) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
-def test_optimal_on_random_graphs(seed: int) -> None:
+def test_optimal_on_random_graphs(seed: int):
     random = Random(seed)
     for _ in range(700):
         assert_optimal(random_problem(random, max_vertices=10))
 
 
 @pytest.mark.slow
-def test_optimal_on_larger_random_graphs() -> None:
+def test_optimal_on_larger_random_graphs():
     random = Random(100)
     for _ in range(300):
         assert_optimal(random_problem(random, max_vertices=14))
@@ -67,7 +67,7 @@ def test_optimal_on_larger_random_graphs() -> None:
 )
 def test_known_optima(
     edges: list[tuple[int, int]], sizes: list[int], optimum: int, checkpoints: tuple[int, ...] | None
-) -> None:
+):
     problem = problem_of(edges, sizes)
     solution = ACG.solve(problem)
     assert interior_bytes(problem, solution) == optimum
@@ -75,20 +75,20 @@ def test_known_optima(
         assert solution.plan.checkpoints == checkpoints
 
 
-def test_equal_sets_are_resolved_by_the_fewest_checkpoints() -> None:
+def test_equal_sets_are_resolved_by_the_fewest_checkpoints():
     # Tensors of 0 bytes could all be kept at no cost.
     assert ACG.solve(chain([0] * 6)).plan.checkpoints == (0, 5)
     assert ACG.solve(chain([1, 4, 0, 0, 0, 4, 1])).plan.checkpoints in {(0, 2, 6), (0, 3, 6), (0, 4, 6)}
 
 
 @pytest.mark.parametrize("inner", [0, 1, 2, 3, 10, 99, 998, 1000])
-def test_unit_chain_equals_the_closed_form(inner: int) -> None:
+def test_unit_chain_equals_the_closed_form(inner: int):
     problem = chain([1] * (inner + 2))
     best = min(kept + -(-(inner - kept) // (kept + 1)) for kept in range(inner + 1))
     assert interior_bytes(problem, ACG.solve(problem)) == best
 
 
-def test_cost_never_rises_with_the_cap_and_the_cap_holds() -> None:
+def test_cost_never_rises_with_the_cap_and_the_cap_holds():
     random = Random(14)
     for _ in range(300):
         problem = random_problem(random, 14)
@@ -99,7 +99,7 @@ def test_cost_never_rises_with_the_cap_and_the_cap_holds() -> None:
         assert all(looser.interior_bytes <= tighter.interior_bytes for tighter, looser in pairwise(found))
 
 
-def test_capped_optimum_has_the_value_of_the_objective() -> None:
+def test_capped_optimum_has_the_value_of_the_objective():
     random = Random(15)
     for _ in range(500):
         problem = random_problem(random, 14)
@@ -112,7 +112,7 @@ def test_capped_optimum_has_the_value_of_the_objective() -> None:
 
 
 @pytest.mark.parametrize("name", PAPER_GRAPHS)
-def test_networks_of_the_paper(name: str) -> None:
+def test_networks_of_the_paper(name: str):
     """The values of the paper's reference code under the same costs."""
     problem, known = paper_problem(name), PAPER_GRAPHS[name]
     solution = ACG.solve(problem)
@@ -124,7 +124,7 @@ def test_networks_of_the_paper(name: str) -> None:
     assert solution.seconds < 2
 
 
-def test_long_and_deep_graphs_are_solved_in_seconds() -> None:
+def test_long_and_deep_graphs_are_solved_in_seconds():
     random = Random(16)
     long = ACG.solve(chain([random.randint(1, 10**9) for _ in range(2000)]))
     assert long.status is Status.OPTIMAL
@@ -138,7 +138,7 @@ def test_long_and_deep_graphs_are_solved_in_seconds() -> None:
     assert ACG.solve(networks.dense_block_with_wide_concats(40)).seconds < 5
 
 
-def test_time_limit_gives_a_feasible_plan_with_a_valid_bound() -> None:
+def test_time_limit_gives_a_feasible_plan_with_a_valid_bound():
     random = Random(17)
     feasible = 0
     for _ in range(200):

@@ -21,7 +21,7 @@ from tests.graph.random_graphs import chain, problem_of, random_problem
 from tests.solvers import networks
 
 
-def test_bound_holds_for_all_sets() -> None:
+def test_bound_holds_for_all_sets():
     random = Random(21)
     for _ in range(400):
         problem = random_problem(random, 7)
@@ -33,7 +33,7 @@ def test_bound_holds_for_all_sets() -> None:
         assert paper_lower_bound_bytes(problem) <= min(paper_objective(problem, p).total_bytes for p in plans)
 
 
-def test_bound_is_tight_on_unit_chains() -> None:
+def test_bound_is_tight_on_unit_chains():
     for inner in (1, 2, 10, 99, 1000):
         problem = chain([1] * (inner + 2))
         assert paper_lower_bound_bytes(problem) == ACG.solve(problem).objective_bytes
@@ -43,7 +43,7 @@ def test_bound_is_tight_on_unit_chains() -> None:
 BOTH = (CHEN_SQRT, CHEN_GREEDY)
 
 
-def test_sqrt_is_optimal_on_chains_of_equal_states() -> None:
+def test_sqrt_is_optimal_on_chains_of_equal_states():
     for inner in range(200):
         problem = chain([5, *[3] * inner, 2])
         solution = CHEN_SQRT.solve(problem)
@@ -52,11 +52,11 @@ def test_sqrt_is_optimal_on_chains_of_equal_states() -> None:
         assert solution.gap == 0.0
 
 
-def test_sqrt_cuts_evenly() -> None:
+def test_sqrt_cuts_evenly():
     assert CHEN_SQRT.solve(chain([1] * 17)).plan.checkpoints == (0, 4, 8, 12, 16)
 
 
-def test_sizes_make_sqrt_suboptimal() -> None:
+def test_sizes_make_sqrt_suboptimal():
     """The even cuts fall on the large tensors."""
     problem = chain([0, 1, 9, 1, 0])
     solution = CHEN_SQRT.solve(problem)
@@ -66,7 +66,7 @@ def test_sizes_make_sqrt_suboptimal() -> None:
     assert CHEN_SQRT.solve(problem).objective_bytes > ACG.solve(problem).objective_bytes
 
 
-def test_greedy_is_optimal_on_equal_states_and_uses_sizes() -> None:
+def test_greedy_is_optimal_on_equal_states_and_uses_sizes():
     for inner in (*range(100), 1000, 2345):
         problem = chain([500, *[3] * inner, 500])
         assert CHEN_GREEDY.solve(problem).objective_bytes == ACG.solve(problem).objective_bytes
@@ -75,7 +75,7 @@ def test_greedy_is_optimal_on_equal_states_and_uses_sizes() -> None:
 
 
 @pytest.mark.parametrize("solver", BOTH, ids=lambda solver: solver.name)
-def test_cuts_are_splitting_vertices(solver: Solver) -> None:
+def test_cuts_are_splitting_vertices(solver: Solver):
     random = Random(41)
     for _ in range(400):
         problem = random_problem(random, 12)
@@ -85,7 +85,7 @@ def test_cuts_are_splitting_vertices(solver: Solver) -> None:
         assert is_valid_reading_a(problem.graph, solution.plan.checkpoints)
 
 
-def test_splitting_vertices_equal_those_of_the_division_tree() -> None:
+def test_splitting_vertices_equal_those_of_the_division_tree():
     random = Random(42)
     for _ in range(500):
         problem = random_problem(random, 12)
@@ -97,7 +97,7 @@ def test_splitting_vertices_equal_those_of_the_division_tree() -> None:
         assert splitting_vertices(problem) == expected
 
 
-def test_only_the_ends_are_kept_without_a_splitting_vertex() -> None:
+def test_only_the_ends_are_kept_without_a_splitting_vertex():
     problem = problem_of([(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)], [0, 3, 5, 0])
     for solver in BOTH:
         assert solver.solve(problem).plan.checkpoints == (0, 3)
@@ -113,13 +113,13 @@ def test_only_the_ends_are_kept_without_a_splitting_vertex() -> None:
         ([(0, 2), (1, 2)], [4, 6, 1], 7),
     ],
 )
-def test_optima_derived_by_hand(edges: list[tuple[int, int]], sizes: list[int], optimum: int) -> None:
+def test_optima_derived_by_hand(edges: list[tuple[int, int]], sizes: list[int], optimum: int):
     solution = EXHAUSTIVE.solve(problem_of(edges, sizes))
     assert solution.objective_bytes == solution.lower_bound_bytes == optimum
     assert solution.status is Status.OPTIMAL
 
 
-def test_result_is_valid_and_optimal() -> None:
+def test_result_is_valid_and_optimal():
     """The same search with the definitions of validity and objective used elsewhere."""
     random = Random(19)
     for _ in range(150):
@@ -135,14 +135,14 @@ def test_result_is_valid_and_optimal() -> None:
         assert is_valid_reading_a(problem.graph, solution.plan.checkpoints)
 
 
-def test_larger_graphs_are_rejected() -> None:
+def test_larger_graphs_are_rejected():
     problem = chain([1] * (MAX_VERTICES + 1))
     assert EXHAUSTIVE.refusal(problem) is not None
     with pytest.raises(PlanError, match=f"up to {MAX_VERTICES} vertices, this one has {MAX_VERTICES + 1}"):
         EXHAUSTIVE.solve(problem)
 
 
-def test_manual_accepts_any_set_without_guarantee() -> None:
+def test_manual_accepts_any_set_without_guarantee():
     # Not valid under reading A: {3} is fed by 0 and by 2.
     problem = problem_of([(0, 1), (1, 2), (2, 3), (3, 4), (0, 3)], [1, 1, 1, 9, 7])
     solution = MANUAL.solve(problem, SolverOptions(checkpoints=(2,)))
@@ -152,18 +152,18 @@ def test_manual_accepts_any_set_without_guarantee() -> None:
     assert solution.lower_bound_bytes <= solution.objective_bytes
 
 
-def test_manual_without_checkpoints_keeps_the_ends() -> None:
+def test_manual_without_checkpoints_keeps_the_ends():
     solution = MANUAL.solve(chain([1, 2, 3, 4]))
     assert solution.plan.checkpoints == (0, 3)
     assert solution.objective_bytes == 10
 
 
-def test_manual_rejects_unknown_checkpoints() -> None:
+def test_manual_rejects_unknown_checkpoints():
     with pytest.raises(PlanError, match="did you mean"):
         MANUAL.solve(chain([1] * 20), SolverOptions(checkpoints=(99, 3)))
 
 
-def test_store_all_is_the_total() -> None:
+def test_store_all_is_the_total():
     random = Random(20)
     for _ in range(50):
         problem = random_problem(random, 10)
@@ -173,7 +173,7 @@ def test_store_all_is_the_total() -> None:
         assert solution.status is Status.FEASIBLE
 
 
-def test_plans_are_valid_small_and_no_better_than_the_optimum() -> None:
+def test_plans_are_valid_small_and_no_better_than_the_optimum():
     random = Random(51)
     solved = 0
     for seed in range(300):
@@ -191,7 +191,7 @@ def test_plans_are_valid_small_and_no_better_than_the_optimum() -> None:
     assert solved > 250
 
 
-def test_seed_and_number_of_draws() -> None:
+def test_seed_and_number_of_draws():
     problem = paper_problem("vgg16")
     plans = [RANDOM.solve(problem, SolverOptions(seed=seed)).plan for seed in range(20)]
     assert plans == [RANDOM.solve(problem, SolverOptions(seed=seed)).plan for seed in range(20)]
@@ -200,7 +200,7 @@ def test_seed_and_number_of_draws() -> None:
     assert many < few
 
 
-def test_not_applicable_is_said_in_one_line() -> None:
+def test_not_applicable_is_said_in_one_line():
     """As for the paper's NAS networks: hardly any set of a densely connected graph is valid."""
     problem = networks.dense_block_with_wide_concats(200)
     with pytest.raises(PlanError, match="not applicable: none of 100 draws") as caught:

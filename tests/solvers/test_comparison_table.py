@@ -80,7 +80,7 @@ def row(solver: Solver) -> tuple[object, ...]:
     return (*(str(claim(solver, c)) for c in COLUMNS), solver.automatic, solver.takes_budget)
 
 
-def test_table_equals_the_paper() -> None:
+def test_table_equals_the_paper():
     for name, published in PAPER.items():
         expected = list(published)
         for place, column in enumerate(COLUMNS):
@@ -93,7 +93,7 @@ def test_table_equals_the_paper() -> None:
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name.lower())
 @pytest.mark.parametrize("name", FOR_THE_PAPER)
-def test_each_claim_holds(name: str, column: GraphFamily) -> None:
+def test_each_claim_holds(name: str, column: GraphFamily):
     """Applicable: solves, or rejects in one line. Optimal for the paper: no set is better."""
     solver = SOLVERS[name]
     claimed = claim(solver, column)
@@ -125,7 +125,7 @@ def test_each_claim_holds(name: str, column: GraphFamily) -> None:
         assert worse, "the solver is optimal here; update the registry"
 
 
-def test_automatic_solvers_need_no_input() -> None:
+def test_automatic_solvers_need_no_input():
     for name, solver in SOLVERS.items():
         if solver is BUDGET:
             with pytest.raises(PlanError, match="needs --budget"):
@@ -135,7 +135,7 @@ def test_automatic_solvers_need_no_input() -> None:
         assert (kept == (0, 11)) is not solver.automatic, name
 
 
-def test_budgets_are_respected() -> None:
+def test_budgets_are_respected():
     problem = chain([2] * 12)
     assert BUDGET.solve(problem, SolverOptions(budget_bytes=10, max_rounds=2)).objective_bytes <= 10
     with pytest.raises(BudgetError, match="no plan fits 1 bytes"):

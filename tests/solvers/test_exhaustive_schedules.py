@@ -85,13 +85,13 @@ def step_of(problem: CheckpointProblem) -> StepGraph:
     return with_linked_backward(step) if problem.traced is None else step
 
 
-def test_equals_the_least_simulated_peak_of_all_schedules() -> None:
+def test_equals_the_least_simulated_peak_of_all_schedules():
     for problem in small_problems(91, 50, 4, 8):
         step = step_of(problem)
         assert least_peak_of_schedules(step) == least_simulated_peak(step)
 
 
-def test_lies_between_the_lower_bound_and_every_plan() -> None:
+def test_lies_between_the_lower_bound_and_every_plan():
     above = 0
     for problem in small_problems(92, 80, 4, 100):
         step = step_of(problem)
@@ -104,7 +104,7 @@ def test_lies_between_the_lower_bound_and_every_plan() -> None:
     assert above <= 20, "plans are mostly optimal"
 
 
-def test_unsupported_steps_raise() -> None:
+def test_unsupported_steps_raise():
     step = chain([1] * 6).joint().step
     with pytest.raises(PlanError, match="more than 5 states"):
         least_peak_of_schedules(step, max_states=5)

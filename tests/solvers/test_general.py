@@ -59,7 +59,7 @@ def assert_sound(problem: CheckpointProblem, solution: Solution) -> None:
 @pytest.mark.parametrize(
     "seed, graphs, max_vertices", [(0, 200, 12), (3, 40, 15), pytest.param(1, 1000, 12, marks=pytest.mark.slow)]
 )
-def test_optimal_on_random_graphs(seed: int, graphs: int, max_vertices: int) -> None:
+def test_optimal_on_random_graphs(seed: int, graphs: int, max_vertices: int):
     found = compare(seed, graphs, max_vertices)
     assert (found.equal, found.proved, found.false_bounds) == (found.graphs, found.graphs, 0)
 
@@ -76,14 +76,14 @@ def test_optimal_on_random_graphs(seed: int, graphs: int, max_vertices: int) -> 
         ([], [7], 7),
     ],
 )
-def test_known_optima(edges: list[tuple[int, int]], sizes: list[int], optimum: int) -> None:
+def test_known_optima(edges: list[tuple[int, int]], sizes: list[int], optimum: int):
     problem = problem_of(edges, sizes)
     solution = GENERAL.solve(problem)
     assert solution.objective_bytes == solution.lower_bound_bytes == optimum == optimum_bytes(problem)
     assert_sound(problem, solution)
 
 
-def test_segments_that_depend_on_each_other_are_invalid() -> None:
+def test_segments_that_depend_on_each_other_are_invalid():
     """No path leaves and re-enters a segment, but the backward passes would interleave."""
     edges = [(1, 2), (1, 5), (1, 8), (2, 7), (3, 6), (3, 7), (4, 6), (4, 8), (5, 7), (6, 8)]
     problem = problem_of(edges, [6, 0, 2, 4, 0, 0, 5, 10, 8])
@@ -95,7 +95,7 @@ def test_segments_that_depend_on_each_other_are_invalid() -> None:
     assert is_valid_reading_g(twisted.graph, [0, 4, 5])
 
 
-def test_ladder_with_steps_of_one_and_two() -> None:
+def test_ladder_with_steps_of_one_and_two():
     """Reading A cannot split it: 400 bytes. The value 55 includes the ends."""
     solution = GENERAL.solve(ladder(400))
     assert ACG.solve(ladder(400)).objective_bytes == 400
@@ -103,7 +103,7 @@ def test_ladder_with_steps_of_one_and_two() -> None:
     assert solution.status is Status.OPTIMAL
 
 
-def test_unet() -> None:
+def test_unet():
     solution = GENERAL.solve(unet(20))
     assert ACG.solve(unet(20)).objective_bytes > 40
     assert solution.objective_bytes == 25
@@ -119,7 +119,7 @@ def test_unet() -> None:
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet152", "densenet201")),
     ],
 )
-def test_networks_of_the_paper(name: str) -> None:
+def test_networks_of_the_paper(name: str):
     """At most the best known plans by cuts over an order; the plans here are proved optimal."""
     problem = paper_problem(name)
     solution = GENERAL.solve(problem)
@@ -128,7 +128,7 @@ def test_networks_of_the_paper(name: str) -> None:
     assert_sound(problem, solution)
 
 
-def test_chains_are_solved_by_the_papers_search() -> None:
+def test_chains_are_solved_by_the_papers_search():
     random = Random(41)
     problem = chain([random.randint(1, 10**9) for _ in range(3_000)])
     started = time.perf_counter()
@@ -137,7 +137,7 @@ def test_chains_are_solved_by_the_papers_search() -> None:
     assert time.perf_counter() - started < 20
 
 
-def test_result_is_never_above_any_start() -> None:
+def test_result_is_never_above_any_start():
     random = Random(42)
     for _ in range(8):
         problem = cells(random, random.randint(2, 8))
@@ -156,7 +156,7 @@ def test_result_is_never_above_any_start() -> None:
 
 
 @pytest.mark.slow
-def test_large_graphs_are_solved_in_seconds() -> None:
+def test_large_graphs_are_solved_in_seconds():
     random = Random(43)
     for problem in (cells(random, 60), wide(random, 1200, 2400)):
         solution = GENERAL.solve(problem)
@@ -165,7 +165,7 @@ def test_large_graphs_are_solved_in_seconds() -> None:
         assert solution.seconds < 40  # Five times the duration on a slow machine.
 
 
-def test_bounds_hold_with_little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_hold_with_little_effort(monkeypatch: pytest.MonkeyPatch):
     """Walks with lost states, merged states and parts of graphs, on graphs with known optimum."""
     random = Random(44)
     problems = [random_problem(random, 14) for _ in range(40)]
@@ -187,7 +187,7 @@ def test_bounds_hold_with_little_effort(monkeypatch: pytest.MonkeyPatch) -> None
             assert effort == 1000 or feasible > 2
 
 
-def test_a_walk_under_a_cap_bounds_the_kept_bytes() -> None:
+def test_a_walk_under_a_cap_bounds_the_kept_bytes():
     random = Random(45)
     for _ in range(300):
         problem = random_problem(random, 12)
@@ -215,7 +215,7 @@ def test_a_walk_under_a_cap_bounds_the_kept_bytes() -> None:
                 assert found.heaviest_segment_bytes <= cap
 
 
-def test_narrow_orders_and_parts() -> None:
+def test_narrow_orders_and_parts():
     indexed = IndexedProblem.from_problem(unet(20))
     assert max(frontier_widths(indexed, range(len(indexed)))) == 20
     assert max(frontier_widths(indexed, narrow_order(indexed))) == 2
@@ -229,7 +229,7 @@ def test_narrow_orders_and_parts() -> None:
         assert max(frontier_widths(part, part_order)) <= 3
 
 
-def test_time_limit_is_respected() -> None:
+def test_time_limit_is_respected():
     random = Random(47)
     problem = cells(random, 100)
     for limit in (0.0, 0.5):

@@ -19,7 +19,7 @@ def random_chain(random: Random, max_vertices: int) -> CheckpointProblem:
     return chain([random.choice([0, random.randint(0, largest)]) for _ in range(random.randint(1, max_vertices))])
 
 
-def test_equals_both_other_exact_solvers_on_random_chains() -> None:
+def test_equals_both_other_exact_solvers_on_random_chains():
     """All three values come from the objective's definition, not from the solvers."""
     random = Random(31)
     for _ in range(250):
@@ -31,7 +31,7 @@ def test_equals_both_other_exact_solvers_on_random_chains() -> None:
         assert found.lower_bound_bytes == found.objective_bytes
 
 
-def test_stops_under_a_cap_equal_the_shortest_path_over_all_pairs() -> None:
+def test_stops_under_a_cap_equal_the_shortest_path_over_all_pairs():
     random = Random(32)
     for _ in range(300):
         sizes = [random.randint(0, 30) for _ in range(random.randint(2, 30))]
@@ -47,20 +47,20 @@ def test_stops_under_a_cap_equal_the_shortest_path_over_all_pairs() -> None:
         assert (sum(sizes[stop] for stop in stops[1:]), len(stops) - 1) == cheapest[-1]
 
 
-def test_counterexample_to_the_printed_algorithm_5() -> None:
+def test_counterexample_to_the_printed_algorithm_5():
     solution = LCG.solve(chain([1] * 5))
     assert solution.objective_bytes - 2 == 2
     assert solution.plan.checkpoints == (0, 2, 4)
 
 
-def test_long_chains_are_solved_in_seconds() -> None:
+def test_long_chains_are_solved_in_seconds():
     random = Random(33)
     long = LCG.solve(chain([random.randint(1, 10**9) for _ in range(10_000)]))
     assert long.status is Status.OPTIMAL
     assert long.seconds < 20
 
 
-def test_time_limit_gives_a_feasible_plan_with_a_valid_bound() -> None:
+def test_time_limit_gives_a_feasible_plan_with_a_valid_bound():
     random = Random(34)
     feasible = 0
     for _ in range(100):
@@ -81,7 +81,7 @@ def test_time_limit_gives_a_feasible_plan_with_a_valid_bound() -> None:
         ([(0, 1), (2, 3)], 4, "vertices 0 and 2 begin two separate chains"),
     ],
 )
-def test_other_graphs_are_rejected_in_one_line(edges: list[tuple[int, int]], count: int, message: str) -> None:
+def test_other_graphs_are_rejected_in_one_line(edges: list[tuple[int, int]], count: int, message: str):
     problem = problem_of(edges, [1] * count)
     with pytest.raises(PlanError, match=message) as caught:
         LCG.solve(problem)

@@ -17,7 +17,7 @@ def _plan(problem: CheckpointProblem, *kept: str) -> CheckpointPlan:
     return CheckpointPlan.for_graph(problem.graph, kept)
 
 
-def test_only_changeable_vertices_change(problem: CheckpointProblem) -> None:
+def test_only_changeable_vertices_change(problem: CheckpointProblem):
     plan, vertices = _plan(problem, "h1"), problem.graph.vertices
     joint = problem.joint()
     some = transfer_plan(problem, [plan], [("h5", "h8")])
@@ -27,12 +27,12 @@ def test_only_changeable_vertices_change(problem: CheckpointProblem) -> None:
     assert peaks[0] > peaks[1] > peaks[2]
 
 
-def test_transfer_never_raises_the_peak(problem: CheckpointProblem) -> None:
+def test_transfer_never_raises_the_peak(problem: CheckpointProblem):
     good = transfer_plan(problem, [_plan(problem, "h3", "h6", "h9")], [problem.graph.vertices])
     assert transfer_plan(problem, [good, _plan(problem, "h1")], []) == good
 
 
-def test_decisions_are_adopted_while_the_peak_allows(problem: CheckpointProblem) -> None:
+def test_decisions_are_adopted_while_the_peak_allows(problem: CheckpointProblem):
     joint, vertices = problem.joint(), problem.graph.vertices
     own = transfer_plan(problem, [_plan(problem, "h3", "h6", "h9")], [vertices])
     wishes, decided = CheckpointPlan(vertices, keeps_last_segment=False), vertices[: len(vertices) // 2]

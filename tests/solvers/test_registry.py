@@ -32,14 +32,14 @@ def random_instance(random: Random, family: GraphFamily, max_vertices: int) -> C
     return chain([*[size] * count, random.randint(0, 9)])
 
 
-def test_registered_solvers() -> None:
+def test_registered_solvers():
     assert all(name == solver.name for name, solver in SOLVERS.items())
     assert [name for name, solver in SOLVERS.items() if solver.takes_budget] == ["bptt", "budget"]
     assert [name for name, solver in SOLVERS.items() if not solver.automatic] == ["manual", "budget"]
 
 
 @pytest.mark.parametrize("solver", [GENERAL, PEAK], ids=lambda solver: solver.name)
-def test_plans_do_not_depend_on_names(solver: Solver) -> None:
+def test_plans_do_not_depend_on_names(solver: Solver):
     random = Random(48)
     for problem in [random_problem(random, 12) for _ in range(25)] + [cells(random, 6), unet(8)]:
         graph = problem.graph
@@ -52,7 +52,7 @@ def test_plans_do_not_depend_on_names(solver: Solver) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SOLVERS if name != "budget"])
-def test_every_solution_has_its_value_a_bound_and_sorted_checkpoints(name: str) -> None:
+def test_every_solution_has_its_value_a_bound_and_sorted_checkpoints(name: str):
     random = Random(22)
     solved = 0
     for _ in range(100):
@@ -104,7 +104,7 @@ for count in range(1, 15):
 """
 
 
-def test_plans_do_not_depend_on_the_hash_seed() -> None:
+def test_plans_do_not_depend_on_the_hash_seed():
     outputs = set()
     for seed in ("0", "4242"):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
@@ -116,12 +116,12 @@ def test_plans_do_not_depend_on_the_hash_seed() -> None:
     assert len(outputs) == 1
 
 
-def test_unsupported_objectives_are_rejected() -> None:
+def test_unsupported_objectives_are_rejected():
     with pytest.raises(PlanError, match="solver 'acg' has the objective 'paper', not 'peak'"):
         SOLVERS["acg"].solve(chain([1, 2, 3]), SolverOptions(objective=Objective.PEAK))
 
 
-def test_solver_for_an_objective() -> None:
+def test_solver_for_an_objective():
     assert solver_for(None).name == "peak"
     assert solver_for(None, Objective.PAPER).name == "acg"
     assert solver_for("lcg", Objective.PEAK).name == "lcg", "rejected when it solves"

@@ -86,7 +86,7 @@ def run(schedule: tuple[Action, ...], slots: int) -> list[int]:
 
 
 @pytest.mark.parametrize("steps", range(41))
-def test_schedules_are_valid_and_have_the_optimal_cost(steps: int) -> None:
+def test_schedules_are_valid_and_have_the_optimal_cost(steps: int):
     for slots in range(1, 9):
         budgeted = policy(steps, slots)
         for schedule in (reversal_schedule(steps, slots), budgeted.schedule):
@@ -96,24 +96,24 @@ def test_schedules_are_valid_and_have_the_optimal_cost(steps: int) -> None:
 
 
 @pytest.mark.parametrize("steps", range(1, 9))
-def test_no_other_schedule_takes_fewer_steps(steps: int) -> None:
+def test_no_other_schedule_takes_fewer_steps(steps: int):
     for slots in range(1, 5):
         assert optimal_forward_steps(steps, slots) == min_steps_by_exploration(steps, slots)
 
 
-def test_long_chains() -> None:
+def test_long_chains():
     assert forward_steps(reversal_schedule(5000, 3)) == optimal_forward_steps(5000, 3)
     assert forward_steps(reversal_schedule(5000, 4999)) == 4999
 
 
 @pytest.mark.parametrize("steps, slots", [(-1, 1), (3, 0), (3, -2)])
-def test_impossible_sizes_raise(steps: int, slots: int) -> None:
+def test_impossible_sizes_raise(steps: int, slots: int):
     for function in (reversal_schedule, optimal_forward_steps, policy):
         with pytest.raises(ValueError, match="at least 0 steps and 1 slot"):
             function(steps, slots)
 
 
-def test_checkpoints_are_the_states_of_the_first_sweep() -> None:
+def test_checkpoints_are_the_states_of_the_first_sweep():
     for steps, slots in product(range(1, 30), range(1, 7)):
         options = SolverOptions(slots=slots, budget_bytes=2 * slots)
         for solver, schedule in ((REVOLVE, reversal_schedule(steps, slots)), (BPTT, policy(steps, slots).schedule)):
@@ -123,7 +123,7 @@ def test_checkpoints_are_the_states_of_the_first_sweep() -> None:
             assert solution.status is Status.FEASIBLE
 
 
-def test_without_a_number_of_slots_no_step_advances_more_than_twice() -> None:
+def test_without_a_number_of_slots_no_step_advances_more_than_twice():
     for steps in (*range(40), *range(40, 200, 9)):
         slots = default_slots(steps)
         assert optimal_forward_steps(steps, slots) <= 2 * steps
@@ -133,7 +133,7 @@ def test_without_a_number_of_slots_no_step_advances_more_than_twice() -> None:
             assert len(solver.solve(problem).plan.checkpoints) <= slots + 1
 
 
-def test_a_budget_in_bytes() -> None:
+def test_a_budget_in_bytes():
     problem = chain([7, *[4] * 30, 9])
     for budget_bytes in range(7, 60):
         checkpoints = BPTT.solve(problem, SolverOptions(budget_bytes=budget_bytes)).plan.checkpoints
@@ -145,14 +145,14 @@ def test_a_budget_in_bytes() -> None:
         REVOLVE.solve(problem, SolverOptions(slots=0))
 
 
-def test_other_graphs_are_refused() -> None:
+def test_other_graphs_are_refused():
     for solver in (REVOLVE, BPTT):
         with pytest.raises(PlanError, match="chains of equal states only, and vertices 1 and 3 differ in size"):
             solver.solve(chain([1, 2, 2, 3, 1]))
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 8])
-def test_a_bare_chain_runs_the_steps_of_the_schedule(slots: int) -> None:
+def test_a_bare_chain_runs_the_steps_of_the_schedule(slots: int):
     for steps in range(1, 30):
         plan = reversal_plan(chain([1] * (steps + 1)), reversal_schedule(steps, slots))
         runs = [name for name in plan.sequence if name.startswith("f")]
@@ -162,7 +162,7 @@ def test_a_bare_chain_runs_the_steps_of_the_schedule(slots: int) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
-def test_live_states_of_a_bare_chain_are_the_slots_and_two_of_the_current_step(slots: int) -> None:
+def test_live_states_of_a_bare_chain_are_the_slots_and_two_of_the_current_step(slots: int):
     problem = chain([1] * 31)
     plan = reversal_plan(problem, reversal_schedule(30, slots))
     assert problem.joint().profile(plan).peak_bytes <= slots + 2
@@ -170,7 +170,7 @@ def test_live_states_of_a_bare_chain_are_the_slots_and_two_of_the_current_step(s
     assert problem.joint().profile(plan).peak_bytes < problem.joint().profile(checkpoints).peak_bytes
 
 
-def test_sequences_of_any_step_are_valid() -> None:
+def test_sequences_of_any_step_are_valid():
     random = Random(51)
     with_sequence = 0
     for _ in range(1500):
@@ -190,7 +190,7 @@ def test_sequences_of_any_step_are_valid() -> None:
     assert with_sequence > 30
 
 
-def test_a_planned_network_has_the_loss_and_gradients_of_the_baseline(tmp_path: Path) -> None:
+def test_a_planned_network_has_the_loss_and_gradients_of_the_baseline(tmp_path: Path):
     model, planned = tmp_path / "model.onnx", tmp_path / "planned.onnx"
     # A chain of equal tensors, with their mean as the loss.
     network = chain_of_layers(8, batch=64, width=8)

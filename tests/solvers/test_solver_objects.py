@@ -33,7 +33,7 @@ class Fixed:
         return Finding(plan, Status.FEASIBLE, plan_lower_bound(problem, options.objective)[0])
 
 
-def test_an_object_plans_a_model() -> None:
+def test_an_object_plans_a_model():
     result = onnxgc.optimize(chain(6, batch=64), solver=Fixed(), check=False, objective="activations")
     assert result.report["solver"] == "mine"
     assert result.planned.solution.objective is Objective.ACTIVATIONS
@@ -42,7 +42,7 @@ def test_an_object_plans_a_model() -> None:
     assert given.plan == onnxgc.optimize(chain(6, batch=64), solver="acg", check=False).plan
 
 
-def test_objects_are_rows() -> None:
+def test_objects_are_rows():
     refusing = Fixed(PlanError("too large for me"), "other")
     found = onnxgc.compare(chain(6, batch=64), solvers=["chen-sqrt", Fixed(), ACG, refusing])
     assert {row["name"] for row in found.report["rows"]} == {"mine", "acg", "chen-sqrt", "store-all"}
@@ -53,7 +53,7 @@ def test_objects_are_rows() -> None:
     assert [len(one["rows"]) for one in several.report["comparisons"]] == [2, 2]
 
 
-def test_objects_may_have_the_fields_of_a_solver() -> None:
+def test_objects_may_have_the_fields_of_a_solver():
     limited = SimpleNamespace(name="s", search=Fixed().search, objectives=[Objective.PAPER], max_vertices=3)
     solver = solver_for(limited)
     assert (solver.objectives, solver.max_vertices, solver.automatic) == ((Objective.PAPER,), 3, True)
@@ -88,7 +88,7 @@ def test_objects_may_have_the_fields_of_a_solver() -> None:
         (Fixed(PlanError("not this one")), "not this one"),
     ],
 )
-def test_wrong_objects_and_results_are_one_line(solver: Any, words: str) -> None:
+def test_wrong_objects_and_results_are_one_line(solver: Any, words: str):
     calls = [lambda: onnxgc.optimize(chain(3, batch=64), solver=solver, check=False)]
     if words != "not this one":
         calls.append(lambda: onnxgc.compare(chain(3, batch=64), solvers=[solver]))  # type: ignore[arg-type,return-value]
@@ -99,7 +99,7 @@ def test_wrong_objects_and_results_are_one_line(solver: Any, words: str) -> None
         assert "\n" not in str(caught.value)
 
 
-def test_contradictions() -> None:
+def test_contradictions():
     with pytest.raises(PlanError, match="two rows have the name 'mine'"):
         onnxgc.compare(chain(2, batch=64), solvers=[Fixed(), Fixed()])
     with pytest.raises(PlanError, match="two rows have the name 'per-block'"):

@@ -1,7 +1,5 @@
 """Plans of one module for many shapes: transferred at once, and the largest batch within a memory."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import sys

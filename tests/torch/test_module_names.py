@@ -7,10 +7,10 @@ from torch import nn
 
 import onnxgc
 from onnxgc.model.read import read_model
-from scripts.check_report import data_of
 from scripts.exports.torch_export import Export, export_module
 from scripts.exports.torch_models import Recipe
 from tests.cli.command import run_command
+from tests.report.page_data import data_of
 
 pytest.importorskip("onnxscript")
 

@@ -24,7 +24,7 @@ def at_rate(amount: int, per_ns: float) -> int:
     return round(LAUNCH_NS + amount / per_ns)
 
 
-def test_a_measured_duration_scales_with_the_work_at_another_batch_size() -> None:
+def test_a_measured_duration_scales_with_the_work_at_another_batch_size():
     found, other = (work("Conv", 4 * MB, 900 * MB, name=name) for name in ("conv", "conv2"))
     calibrated = calibration((found, LAUNCH_NS + 6_000_000), (other, 9_000_000))
     assert calibrated.duration_ns(found) == LAUNCH_NS + 6_000_000
@@ -35,13 +35,13 @@ def test_a_measured_duration_scales_with_the_work_at_another_batch_size() -> Non
     assert calibrated.measured(work("Relu", 4 * MB, name="conv")) is None
 
 
-def test_a_renamed_operator_is_found_by_its_origin() -> None:
+def test_a_renamed_operator_is_found_by_its_origin():
     found = work("Conv", 4 * MB, 900 * MB, name="conv/renamed", origin="conv")
     calibrated = calibration((found, 6_000_000))
     assert calibrated.duration_ns(work("Conv", 4 * MB, 900 * MB, name="conv")) == 6_000_000
 
 
-def test_a_backward_product_has_the_rate_of_its_forward_product() -> None:
+def test_a_backward_product_has_the_rate_of_its_forward_product():
     """Not the rate of its kind: small convolutions have lower rates."""
     slow = work("Conv", 4 * MB, 100 * MB, name="depthwise")
     fast = work("MatMul", 4 * MB, 900 * MB, name="dense")
@@ -51,7 +51,7 @@ def test_a_backward_product_has_the_rate_of_its_forward_product() -> None:
     assert calibrated.duration_ns(work("Gemm", 6 * MB, 200 * MB, origin="dense")) == at_rate(200 * MB, 100)
 
 
-def test_an_operator_of_another_type_is_not_a_relative() -> None:
+def test_an_operator_of_another_type_is_not_a_relative():
     found = work("MatMul", 4 * MB, 900 * MB, name="dense", dtype="float16")
     same = work("MatMul", 4 * MB, 900 * MB, name="other")
     calibrated = calibration((found, at_rate(900 * MB, 400)), (same, at_rate(900 * MB, 100)))
@@ -68,9 +68,7 @@ def test_an_operator_of_another_type_is_not_a_relative() -> None:
         ("Transpose", 9 * MB, (6 + 18) / (0.6 + 0.6)),
     ],
 )
-def test_an_unmeasured_operator_has_the_rate_of_its_kind_its_class_or_all(
-    kind: str, amount: int, per_ns: float
-) -> None:
+def test_an_unmeasured_operator_has_the_rate_of_its_kind_its_class_or_all(kind: str, amount: int, per_ns: float):
     """Compute-bound operators have a rate of operations, others of bytes."""
     calibrated = calibration(
         (work("MatMul", 6 * MB, 600 * MB, name="m"), at_rate(600 * MB, 100)),
@@ -82,7 +80,7 @@ def test_an_unmeasured_operator_has_the_rate_of_its_kind_its_class_or_all(
     assert calibrated.duration_ns(work(kind, 9 * MB, flops)) == pytest.approx(at_rate(amount, per_ns), rel=1e-3)
 
 
-def test_a_memory_bound_product_neither_gives_nor_has_a_rate_of_operations() -> None:
+def test_a_memory_bound_product_neither_gives_nor_has_a_rate_of_operations():
     """One row times a matrix is bound by reading the matrix; a batch of rows by computing."""
     row = work("Gemm", 8 * MB, 4 * MB, name="fc")
     conv = work("Conv", 6 * MB, 600 * MB, name="conv")
@@ -91,7 +89,7 @@ def test_a_memory_bound_product_neither_gives_nor_has_a_rate_of_operations() -> 
     assert calibrated.duration_ns(work("Gemm", 2 * MB, MB)) == at_rate(2 * MB, 4)
 
 
-def test_a_small_operator_gives_no_rate() -> None:
+def test_a_small_operator_gives_no_rate():
     """Its duration is launch overhead, which does not scale with size."""
     add = (work("Add", 6 * MB, name="a"), at_rate(6 * MB, 20))
     tiny = work("Div", 12, 1, name="d")
@@ -101,7 +99,7 @@ def test_a_small_operator_gives_no_rate() -> None:
     assert calibrated.duration_ns(tiny) == LAUNCH_NS + 1_000
 
 
-def test_views_and_operators_without_any_rate_have_no_duration() -> None:
+def test_views_and_operators_without_any_rate_have_no_duration():
     empty = Calibration("net", "CPUExecutionProvider", "cpu", None, "1.31", 5, ())
     assert empty.duration_ns(work("Add", 6 * MB)) == 0
     add = (work("Add", 6 * MB, name="a"), at_rate(6 * MB, 20))

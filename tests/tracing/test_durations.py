@@ -9,7 +9,7 @@ from onnxgc.model.read import read_model
 from onnxgc.tracing.devices import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, DEVICES, Device, device
 from onnxgc.tracing.durations import Work, backward_works, durations_ns, forward_works
 from onnxgc.tracing.step_graph import TrainingStep, trace
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal
 
 # 10 operations per byte.
 ROOFLINE = Device("test", {"float32": 1e10, "float16": 2e10}, 1e9, 1e-6, "none")
@@ -18,7 +18,7 @@ PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 def step_of(body: str, **weights: Array) -> TrainingStep:
     """The traced step; all weights, whose names have one letter, train, scalars included."""
-    model = with_weights(text_model(body), **weights)
+    model = model_of(body, **weights)
     return trace(read_model(model, trainable=["?"]), seed="loss_scale")
 
 
@@ -32,12 +32,12 @@ def roofline_ns(flops: int, moved_bytes: int, *, rate: float = 1e10) -> float:
 
 
 @pytest.mark.parametrize("flops, moved_bytes", [(10**9, 10**3), (10**3, 10**9)])
-def test_the_duration_is_the_longer_of_computing_and_transfer(flops: int, moved_bytes: int) -> None:
+def test_the_duration_is_the_longer_of_computing_and_transfer(flops: int, moved_bytes: int):
     found = ROOFLINE.duration_ns(work(flops=flops, moved_bytes=moved_bytes))
     assert found == pytest.approx(roofline_ns(flops, moved_bytes), abs=1)
 
 
-def test_the_element_type_determines_the_rate() -> None:
+def test_the_element_type_determines_the_rate():
     def duration(dtype: str) -> int:
         return ROOFLINE.duration_ns(work(flops=10**9, moved_bytes=1, dtype=dtype))
 
@@ -47,7 +47,7 @@ def test_the_element_type_determines_the_rate() -> None:
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_every_device_has_rates_and_a_source(name: str) -> None:
+def test_every_device_has_rates_and_a_source(name: str):
     found = device(name)
     assert found.source
     assert 0 < found.flops_per_second["float64"] < found.flops_per_second["float32"]
@@ -55,18 +55,18 @@ def test_every_device_has_rates_and_a_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rtx4090", "RTX-4090", "NVIDIA GeForce RTX 4090"])
-def test_a_device_has_several_names(name: str) -> None:
+def test_a_device_has_several_names(name: str):
     assert device(name) is DEVICES["rtx4090"]
 
 
 @pytest.mark.parametrize("name, hint", [("h1000", "did you mean 'h100'"), ("abacus", "known: a10, a100,")])
-def test_an_unknown_device_raises_one_line(name: str, hint: str) -> None:
+def test_an_unknown_device_raises_one_line(name: str, hint: str):
     with pytest.raises(DurationError, match=hint) as caught:
         device(name)
     assert "\n" not in str(caught.value)
 
 
-def test_every_operator_has_a_duration_and_inner_views_have_none() -> None:
+def test_every_operator_has_a_duration_and_inner_views_have_none():
     step = step_of(
         """(float[4, 3, 8, 8] x) => (float[4, 6] y) <int64[2] flat = {4, 24}> {
             a = Conv <pads = [1, 1, 1, 1], strides = [1, 1]> (x, k)
@@ -86,7 +86,7 @@ def test_every_operator_has_a_duration_and_inner_views_have_none() -> None:
     assert len(free) > 1
 
 
-def test_a_view_that_is_an_output_is_a_copy() -> None:
+def test_a_view_that_is_an_output_is_a_copy():
     """If two parameters share one gradient, the second's is a copy of the first's."""
     step = step_of("(float[4, 6] x) => (float[4, 6] y) { a = Add(x, b) y = Add(a, c) }", b=normal(4, 6), c=normal(4, 6))
     outputs = set(step.graph.outputs)
@@ -108,7 +108,7 @@ def test_a_view_that_is_an_output_is_a_copy() -> None:
         ("y = Concat <axis = 0> (x, w)", 2 * 800),
     ],
 )
-def test_moved_bytes_are_those_read_and_written(body: str, moved: int) -> None:
+def test_moved_bytes_are_those_read_and_written(body: str, moved: int):
     """x and w: [10, 10] in float32. An operator that selects rows reads no others."""
     step = step_of(
         f"""(float[10, 10] x) => (float[p, q] z)
@@ -134,7 +134,7 @@ PRODUCT_CASES = {
 
 
 @pytest.mark.parametrize("case", PRODUCT_CASES)
-def test_each_gradient_of_a_product_has_as_many_operations_as_the_product(case: str) -> None:
+def test_each_gradient_of_a_product_has_as_many_operations_as_the_product(case: str):
     """In every form: one product, one for each offset of a kernel, or operands exchanged."""
     body, shape, weight = PRODUCT_CASES[case]
     sizes, outputs = ", ".join(map(str, shape)), ", ".join("pqrs"[: len(shape)])
@@ -148,7 +148,7 @@ def test_each_gradient_of_a_product_has_as_many_operations_as_the_product(case: 
     assert backward == 2 * forward > 0
 
 
-def test_half_precision_moves_half_the_bytes() -> None:
+def test_half_precision_moves_half_the_bytes():
     body = "(float[8, 8] x) => (float[8, 8] y) { y = MatMul(x, w) }"
     whole = step_of(body, w=normal(8, 8))
     step = step_of(body.replace("float[", "float16["), w=normal(8, 8).astype(np.float16))

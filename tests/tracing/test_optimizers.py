@@ -143,7 +143,7 @@ def reference_of(optimizer: UpdateRule, groups: list[dict[str, Any]]) -> Any:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_fifty_steps_equal_those_of_pytorch(name: str) -> None:
+def test_fifty_steps_equal_those_of_pytorch(name: str):
     torch = pytest.importorskip("torch")
     optimizer = SETTINGS[name]
     assert isinstance(optimizer, UpdateRule)
@@ -215,7 +215,7 @@ SOURCES = {"chain": chain(4, batch=64), "tied": tied(), "encoder": encoder(1)}
         ("encoder", {"solver": "peak"}, SGD(momentum=0.9, weight_decay=0.1)),
     ],
 )
-def test_an_update_waits_for_all_readers(source: str, plan: dict[str, Any], optimizer: Optimizer) -> None:
+def test_an_update_waits_for_all_readers(source: str, plan: dict[str, Any], optimizer: Optimizer):
     result = optimize(SOURCES[source], optimizer=optimizer, check=False, **plan)
     model = result.training_graph.model
     onnx.checker.check_model(model, full_check=True)
@@ -223,7 +223,7 @@ def test_an_update_waits_for_all_readers(source: str, plan: dict[str, Any], opti
 
 
 @pytest.mark.parametrize("source", ["tied", "encoder"])
-def test_a_traced_step_updates_after_all_readers(source: str) -> None:
+def test_a_traced_step_updates_after_all_readers(source: str):
     """Without a plan that changes the order, updates need no further barriers."""
     step = trace(read_model(SOURCES[source]), seed="loss_scale", optimizer=SGD()).graph
     viewed = {old: old for old in step.replaced.values()}
@@ -245,7 +245,7 @@ def stock_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 
 @pytest.mark.parametrize("optimizer", [SGD(momentum=0.9, weight_decay=0.1), AdamW()])
-def test_a_session_with_default_settings_trains_equally(optimizer: Optimizer) -> None:
+def test_a_session_with_default_settings_trains_equally(optimizer: Optimizer):
     model = optimize(tied(), optimizer=optimizer, check=False).training_graph.model
     runs = [Run(model), Run(model, stock_session(model))]
     for number in range(5):
@@ -256,7 +256,7 @@ def test_a_session_with_default_settings_trains_equally(optimizer: Optimizer) ->
         np.testing.assert_allclose(runs[1].arrays()[key], value, rtol=1e-3, atol=1e-6, err_msg=key)
 
 
-def test_updates_free_their_gradients() -> None:
+def test_updates_free_their_gradients():
     """With large weights, updates in the graph reduce the baseline's peak."""
     source = chain(6, batch=4, width=64)
     plain = optimize(source, check=False).report["regular"]["simulated_peak_bytes"]
@@ -265,7 +265,7 @@ def test_updates_free_their_gradients() -> None:
     assert report["regular"]["simulated_peak_bytes"] < plain / 2
 
 
-def test_the_state_is_part_of_peaks_and_budgets() -> None:
+def test_the_state_is_part_of_peaks_and_budgets():
     source = chain(6)
     without = optimize(source, optimizer="sgd", check=False).report
     report = optimize(source, optimizer=SGD(momentum=0.9), budget=0.8, step_limit=1, check=False).report
@@ -279,7 +279,7 @@ def test_the_state_is_part_of_peaks_and_budgets() -> None:
         optimize(source, optimizer="adamw", budget=2 * state, check=False)
 
 
-def test_a_late_recomputation_that_reads_a_parameter_delays_its_update() -> None:
+def test_a_late_recomputation_that_reads_a_parameter_delays_its_update():
     result = optimize(chain(2, batch=64), optimizer="sgd", solver="store-all", check=False)
     runs = [step for step in result.planned.schedule.instructions if isinstance(step, Compute | Recompute)]
     names = [step.operator.name for step in runs if not step.operator.is_view]
@@ -296,7 +296,7 @@ def test_a_late_recomputation_that_reads_a_parameter_delays_its_update() -> None
     assert place["w0/update/new"] > place[f"{names[0]}__recompute"]
 
 
-def test_the_file_contains_the_optimizer() -> None:
+def test_the_file_contains_the_optimizer():
     optimizer = AdamW(weight_decay=0.2, groups=(ParameterGroup("w*", 0.5),))
     source = chain(2)
     source.graph.node[0].name = "w1/update/new"
@@ -324,6 +324,6 @@ def test_the_file_contains_the_optimizer() -> None:
         (SGD(groups=(ParameterGroup("head"),)), "'head' matches none of the 3 parameters"),
     ],
 )
-def test_invalid_settings_raise(given: Any, words: str) -> None:
+def test_invalid_settings_raise(given: Any, words: str):
     with pytest.raises(OptimizerError, match=words):
         optimize(chain(2), optimizer=given, check=False)

@@ -25,7 +25,7 @@ def inside(traced: TracedProblem, names: Names, layer: int) -> set[str]:
 )
 def test_blocks_are_found_with_all_styles_of_names_and_recomputed_as_a_whole(
     names: Names, read_outside: tuple[str, ...]
-) -> None:
+):
     traced = trace_problem(read_model(encoder(names=names)))
     blocks = repeated_blocks(traced)[0]
     assert (blocks.pattern, blocks.count) == ("encoder.layers.#", 3)
@@ -38,12 +38,12 @@ def test_blocks_are_found_with_all_styles_of_names_and_recomputed_as_a_whole(
         assert traced.vertex_of[names(layer, "result")] in kept
 
 
-def test_without_paths_or_repetition_there_are_no_blocks() -> None:
+def test_without_paths_or_repetition_there_are_no_blocks():
     assert repeated_blocks(trace_problem(read_model(encoder(1)))) == ()
     assert repeated_blocks(trace_problem(read_model(MODELS / "vgg11.onnx"))) == ()
 
 
-def test_each_nesting_level_gives_blocks() -> None:
+def test_each_nesting_level_gives_blocks():
     traced = trace_problem(read_model(MODELS / "resnet18.onnx", input_shapes={"x": (1, 3, 32, 32)}))
     found = repeated_blocks(traced)
     assert [(blocks.pattern, blocks.count) for blocks in found] == [("layer#", 4), ("layer#.#", 8)]
@@ -51,7 +51,7 @@ def test_each_nesting_level_gives_blocks() -> None:
     assert "layer1.0.relu2" in set(found[1].checkpoints) - set(found[0].checkpoints)
 
 
-def test_layer_wise_recomputation_keeps_layer_boundaries_and_unlisted_operators() -> None:
+def test_layer_wise_recomputation_keeps_layer_boundaries_and_unlisted_operators():
     traced = trace_problem(read_model(encoder()))
     kept = layerwise_checkpoints(traced)
     assert kept is not None
@@ -64,5 +64,5 @@ def test_layer_wise_recomputation_keeps_layer_boundaries_and_unlisted_operators(
             assert traced.vertex_of[dotted(layer, part)] not in kept
 
 
-def test_without_normalised_attention_there_are_no_layers() -> None:
+def test_without_normalised_attention_there_are_no_layers():
     assert layerwise_checkpoints(trace_problem(read_model(encoder(normalised=False)))) is None

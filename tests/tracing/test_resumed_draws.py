@@ -76,7 +76,7 @@ SOURCES = {
         ("noise", {"solver": "chen-sqrt"}, SGD()),
     ],
 )
-def test_a_resumed_run_equals_an_uninterrupted_one(name: str, how: Mapping[str, Any], optimizer: Optimizer) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(name: str, how: Mapping[str, Any], optimizer: Optimizer):
     """Bit for bit: the baseline, and a plan that recomputes masks and changes session halfway."""
     source, feeds = SOURCES[name]
     regular = Run(optimize(source(), optimizer=optimizer, check=False, solver="store-all").training_graph.model)
@@ -94,7 +94,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name: str, how: Mapping[str, 
     assert any("__recompute" in output for output in random_outputs)
 
 
-def test_gradients_equal_those_of_pytorch_with_the_same_masks() -> None:
+def test_gradients_equal_those_of_pytorch_with_the_same_masks():
     torch = pytest.importorskip("torch")
     source = with_dropouts(chain(3, batch=64), "Tanh", ratio=0.3)
     planned = plan_step(read_model(source, counted_draws=True), "peak")
@@ -119,7 +119,7 @@ def test_gradients_equal_those_of_pytorch_with_the_same_masks() -> None:
         np.testing.assert_allclose(gradient, values[name].grad, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_the_simulator_counts_one_byte_per_element_of_a_mask(tmp_path: Path) -> None:
+def test_the_simulator_counts_one_byte_per_element_of_a_mask(tmp_path: Path):
     """As for the masks of the runtime's own Dropout."""
     source = with_dropouts(chain(4), "Tanh")
     model = read_model(source, counted_draws=True)
@@ -135,7 +135,7 @@ def test_the_simulator_counts_one_byte_per_element_of_a_mask(tmp_path: Path) -> 
         assert measured.requested_peak_bytes == pytest.approx(simulated, rel=0.01)
 
 
-def test_the_run_number_is_an_input_next_to_the_other_scalars() -> None:
+def test_the_run_number_is_an_input_next_to_the_other_scalars():
     source = with_dropouts(chain(2, batch=64), "Tanh")
     model = optimize(source, optimizer="adamw", check=False).training_graph.model
     names = [value.name for value in model.graph.input]
@@ -148,7 +148,7 @@ def test_the_run_number_is_an_input_next_to_the_other_scalars() -> None:
     assert "draw" not in {value.name for value in without.graph.input}
 
 
-def test_a_session_with_default_settings_draws_the_same() -> None:
+def test_a_session_with_default_settings_draws_the_same():
     model = optimize(with_dropouts(encoder(2), "Softmax", "Relu"), optimizer="sgd", check=False).training_graph.model
     one, other = Run(model), Run(model, stock_session(model))
     for number in range(3):

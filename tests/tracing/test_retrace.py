@@ -16,7 +16,7 @@ from tests.test_models import MODELS
         pytest.param("darts", 32, marks=pytest.mark.slow),
     ],
 )
-def test_retrace_equals_a_new_trace(network: str, pixels: int) -> None:
+def test_retrace_equals_a_new_trace(network: str, pixels: int):
     model = read_model(MODELS / f"{network}.onnx", input_shapes={"x": (2, 3, pixels, pixels)})
     step = trace(model, seed="loss_scale")
     problem = checkpoint_problem(step).problem

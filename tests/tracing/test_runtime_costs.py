@@ -188,18 +188,18 @@ def assert_equal_peaks(result: OptimizeResult, folder: Path) -> None:
         *(pytest.param(nodes, id=name, marks=pytest.mark.slow) for name, nodes in NIGHTLY_CASES.items()),
     ],
 )
-def test_the_simulated_peak_equals_the_measured_peak(nodes: str, tmp_path: Path) -> None:
+def test_the_simulated_peak_equals_the_measured_peak(nodes: str, tmp_path: Path):
     assert_equal_peaks(optimize(model(nodes), loss="mse", solver="store-all"), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["LRN", "Conv 3x3"])
-def test_the_simulated_peak_with_recomputation_equals_the_measured_peak(name: str, tmp_path: Path) -> None:
+def test_the_simulated_peak_with_recomputation_equals_the_measured_peak(name: str, tmp_path: Path):
     result = optimize(model(CASES[name]), loss="mse", checkpoints=["c"])
     assert result.planned.schedule.recomputed
     assert_equal_peaks(result, tmp_path)
 
 
-def test_an_unread_recomputed_output_is_freed(tmp_path: Path) -> None:
+def test_an_unread_recomputed_output_is_freed(tmp_path: Path):
     """MaxPool is recomputed for its indices only; its other output must be released."""
     nodes = "r = Relu(a) p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (r) b = GlobalAveragePool(p)"
     result = optimize(model(nodes), loss="mse", checkpoints=["r", "b"])
@@ -208,7 +208,7 @@ def test_an_unread_recomputed_output_is_freed(tmp_path: Path) -> None:
     assert_equal_peaks(result, tmp_path)
 
 
-def test_a_view_that_is_an_output_is_a_copy(tmp_path: Path) -> None:
+def test_a_view_that_is_an_output_is_a_copy(tmp_path: Path):
     assert_equal_peaks(optimize(model("b = Flatten(a)"), loss="mse", solver="store-all", keep_outputs=True), tmp_path)
 
 
@@ -216,7 +216,7 @@ def test_a_view_that_is_an_output_is_a_copy(tmp_path: Path) -> None:
     "filters, kernel, threads, expected",
     [(8, 3, 1, 65536), (8, 3, 2, 2 * 65536), (512, 3, 1, 16 * 9 * 256 * 4), (8, 1, 1, 0)],
 )
-def test_the_workspace_of_a_convolution(filters: int, kernel: int, threads: int, expected: int, tmp_path: Path) -> None:
+def test_the_workspace_of_a_convolution(filters: int, kernel: int, threads: int, expected: int, tmp_path: Path):
     """The tensors are too small for slack in their chunks. The simulator assumes a single thread."""
     margin = kernel // 2
     text = (
@@ -262,7 +262,7 @@ MOVING = {
 
 
 @pytest.mark.parametrize("operator", [*UNARY, *BINARY, *MOVING])
-def test_operators_run_in_place_exactly_as_in_the_runtime(operator: str) -> None:
+def test_operators_run_in_place_exactly_as_in_the_runtime(operator: str):
     """If the operator runs in place, never more than one tensor is live."""
     call = MOVING.get(operator) or (f"{operator}(t)" if operator in UNARY else f"{operator}(t, x)")
     text = f"g ({IMAGE} x) => (float total) {{ t = Mul(x, x) u = {call} total = ReduceSum <keepdims = 0> (u) }}"

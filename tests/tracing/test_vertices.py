@@ -5,7 +5,7 @@ from onnxgc.model.read import read_model
 from tests.model.model_helpers import normal, text_model, with_weights
 
 
-def test_only_tensors_that_backward_does_not_read_are_transient() -> None:
+def test_only_tensors_that_backward_does_not_read_are_transient():
     model = text_model("""(float[8, 16] x) => (float[8, 4] y) {
         p = Neg (x)  a = MatMul (p, w)  t = Tanh (a)  n = Neg (t)  s = Neg (n)  first = Neg (s)  second = Neg (s)
         e = Add (first, second)  l = Neg (e)  r = ReduceSum <keepdims = 1> (l, last)  y = MatMul (r, v) }""")

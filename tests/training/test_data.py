@@ -31,7 +31,7 @@ def arrays(*names: str) -> dict[str, Any]:
         ("img_test_train y img_test_test y_test", "", "img_test y", "img_test y"),
     ],
 )
-def test_names_of_inputs_keep_their_endings(names: str, inputs: str, train: str, evaluated: str) -> None:
+def test_names_of_inputs_keep_their_endings(names: str, inputs: str, train: str, evaluated: str):
     given = arrays(*names.split())
     found = split_arrays(given, inputs.split())
     assert [list(part) for part in found] == [train.split(), evaluated.split()]
@@ -46,12 +46,12 @@ def test_names_of_inputs_keep_their_endings(names: str, inputs: str, train: str,
         ("x x_train", "'x' and 'x_train' are both 'x' for training; omit one"),
     ],
 )
-def test_two_arrays_with_one_name_are_rejected(names: str, words: str) -> None:
+def test_two_arrays_with_one_name_are_rejected(names: str, words: str):
     with pytest.raises(TrainingError, match=words):
         split_arrays(arrays(*names.split()))
 
 
-def test_an_input_mistaken_for_evaluation_is_reported() -> None:
+def test_an_input_mistaken_for_evaluation_is_reported():
     source = chain(1)
     source.graph.input[0].name = source.graph.node[0].input[0] = "x_test"
     trainer = make_trainer(source, batch=8)
@@ -62,7 +62,7 @@ def test_an_input_mistaken_for_evaluation_is_reported() -> None:
     assert trainer.updates == 8
 
 
-def test_arrays_for_evaluation_alone_are_rejected() -> None:
+def test_arrays_for_evaluation_alone_are_rejected():
     with pytest.raises(TrainingError, match=r"^no arrays are for training: 'x_test', 'y_val' are for eval"):
         split_arrays(arrays("x_test", "y_val"))
 
@@ -104,7 +104,7 @@ def with_its_loss(loss: str) -> onnx.ModelProto:
         (ALONG_SAMPLES, None),
     ],
 )
-def test_labels_of_a_loss_in_the_model_are_known(loss: str, labels: Labels | None) -> None:
+def test_labels_of_a_loss_in_the_model_are_known(loss: str, labels: Labels | None):
     trainer = make_trainer(with_its_loss(loss), batch=8)
     assert trainer._file.labels == ({} if labels is None else {"labels": labels})
     if labels is None:
@@ -125,7 +125,7 @@ def test_labels_of_a_loss_in_the_model_are_known(loss: str, labels: Labels | Non
 
 
 @pytest.mark.parametrize("order, ignored", [((4, 2), (9, 9)), ((2, 4), (9, -7))])
-def test_labels_of_two_losses_have_the_common_range(order: tuple[int, int], ignored: tuple[int, int]) -> None:
+def test_labels_of_two_losses_have_the_common_range(order: tuple[int, int], ignored: tuple[int, int]):
     model = text_model(f"""(float[N, 16] x, int64[N] labels) => (float loss) {{
         y = MatMul (x, w)  z = MatMul (x, v)
         one = SoftmaxCrossEntropyLoss <ignore_index = {ignored[0]}> (y, labels)
@@ -136,13 +136,13 @@ def test_labels_of_two_losses_have_the_common_range(order: tuple[int, int], igno
     assert trainer._file.labels == {"labels": Labels(2, 9 if ignored == (9, 9) else None)}
 
 
-def test_labels_of_an_added_loss_are_found() -> None:
+def test_labels_of_an_added_loss_are_found():
     trainer = make_trainer(chain(1), batch=8)
     assert trainer._file.labels == {"labels": Labels(4, -100)}
     assert isinstance(trainer._file, TrainingFile)
 
 
-def test_all_forms_of_data_give_the_same_run(tmp_path: Path) -> None:
+def test_all_forms_of_data_give_the_same_run(tmp_path: Path):
     arrays = samples(0, 160)
     np.savez(tmp_path / "data.npz", x=arrays["x"].astype(np.float64), y=arrays["labels"].astype(np.int32))
     batches = [{name: array[start : start + 64] for name, array in arrays.items()} for start in (0, 64, 128)]
@@ -178,7 +178,7 @@ def test_all_forms_of_data_give_the_same_run(tmp_path: Path) -> None:
         ({"labels": None}, "a batch has no 'labels'; it has 'x', and a step takes x, labels"),
     ],
 )
-def test_data_that_do_not_fit_are_rejected_in_one_line(change: dict[str, Any], words: str) -> None:
+def test_data_that_do_not_fit_are_rejected_in_one_line(change: dict[str, Any], words: str):
     trainer = make_trainer(chain(2), batch=64)
     batch = {name: value for name, value in (samples(0) | change).items() if value is not None}
     with pytest.raises(TrainingError, match=words) as caught:
@@ -190,7 +190,7 @@ def test_data_that_do_not_fit_are_rejected_in_one_line(change: dict[str, Any], w
     "contents, words",
     [(b"text", "write one with numpy.savez"), (b"", "write one with numpy.savez"), (None, "the file does not exist")],
 )
-def test_files_that_are_not_data_are_rejected_in_one_line(tmp_path: Path, contents: bytes | None, words: str) -> None:
+def test_files_that_are_not_data_are_rejected_in_one_line(tmp_path: Path, contents: bytes | None, words: str):
     path = tmp_path / "data.npz"
     if contents is not None:
         path.write_bytes(contents)
@@ -198,7 +198,7 @@ def test_files_that_are_not_data_are_rejected_in_one_line(tmp_path: Path, conten
         make_trainer(chain(2), batch=64).fit(path)
 
 
-def test_a_truncated_data_file_is_rejected_in_one_line(tmp_path: Path) -> None:
+def test_a_truncated_data_file_is_rejected_in_one_line(tmp_path: Path):
     path = tmp_path / "data.npz"
     np.savez(path, **samples(0, 640))
     whole = path.read_bytes()
@@ -208,7 +208,7 @@ def test_a_truncated_data_file_is_rejected_in_one_line(tmp_path: Path) -> None:
             make_trainer(chain(2), batch=64).fit(path)
 
 
-def test_an_iterator_runs_once() -> None:
+def test_an_iterator_runs_once():
     trainer = make_trainer(chain(2), batch=64)
     once = iter([samples(0)])
     with pytest.raises(TrainingError, match="a new iterator for each epoch"):

@@ -57,7 +57,7 @@ class Attentive(nn.Module):
 @pytest.mark.parametrize(
     "network, optimizer", [(Residual, SGD(momentum=0.9)), pytest.param(Attentive, AdamW(), marks=pytest.mark.slow)]
 )
-def test_trained_weights_equal_the_modules(network: Any, optimizer: Any, tmp_path: Path) -> None:
+def test_trained_weights_equal_the_modules(network: Any, optimizer: Any, tmp_path: Path):
     torch.manual_seed(0)
     module = network()
     train, test = digits()

@@ -23,7 +23,7 @@ def part(data: dict[str, Any], size: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_parameters_in_half_precision_are_updated_in_float32(accumulate: int) -> None:
+def test_parameters_in_half_precision_are_updated_in_float32(accumulate: int):
     source = chain(2, batch=64)
     for value in (*source.graph.input, *source.graph.output):
         value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
@@ -46,7 +46,7 @@ def test_parameters_in_half_precision_are_updated_in_float32(accumulate: int) ->
         assert trainer.array(name).dtype == np.float16
 
 
-def test_other_batch_sizes_use_the_same_frozen_weights(tmp_path: Path) -> None:
+def test_other_batch_sizes_use_the_same_frozen_weights(tmp_path: Path):
     how: dict[str, Any] = {"freeze": ("w0",), "threads": 1, "check": False}
     one, other = (Trainer(unstored(), batch=batch, **how) for batch in (64, 8))
     few = part(samples(0), 8)
@@ -58,7 +58,7 @@ def test_other_batch_sizes_use_the_same_frozen_weights(tmp_path: Path) -> None:
     assert deployed.evaluate(few) == pytest.approx(one.evaluate(few), rel=1e-6)
 
 
-def test_frozen_weights_may_be_external(tmp_path: Path) -> None:
+def test_frozen_weights_may_be_external(tmp_path: Path):
     how: dict[str, Any] = {"optimizer": "sgd", "freeze": ("w0",), "check": False}
     result = optimize(chain(2, batch=64), tmp_path / "training.onnx", external_data=True, **how)
     assert (tmp_path / "training.onnx.data").exists()
@@ -69,7 +69,7 @@ def test_frozen_weights_may_be_external(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inputs", ["float[N, 16] x, SHIFT", "float[8, 16] x, SHIFT", "SHIFT, float[N, 16] x"])
-def test_an_input_without_samples_is_in_every_batch(inputs: str) -> None:
+def test_an_input_without_samples_is_in_every_batch(inputs: str):
     declared = inputs.replace("SHIFT", "float[1, 16] shift")
     source = text_model(f"({declared}) => (float y) {{ s = Add (x, shift) y = MatMul (s, w) }}")
     source.graph.output[0].type.tensor_type.ClearField("shape")
@@ -88,7 +88,7 @@ def test_an_input_without_samples_is_in_every_batch(inputs: str) -> None:
         trainer.step({**samples(0), "shift": shift[:, 1:]})
 
 
-def test_figures_are_means_over_labels_that_are_not_ignored() -> None:
+def test_figures_are_means_over_labels_that_are_not_ignored():
     trainer = make_trainer(chain(1), optimizer="sgd", learning_rate=0.0, batch=64)
     data = samples(0, 72)
     history = trainer.fit(data, shuffle=False)
@@ -107,7 +107,7 @@ def test_figures_are_means_over_labels_that_are_not_ignored() -> None:
 @pytest.mark.parametrize(
     "product", ["y = MatMul (flat, w)", "z = MatMul (flat, w)  y = Transpose <perm = [0, 3, 1, 2]> (z)"]
 )
-def test_accuracy_ignores_dimensions_of_1(product: str) -> None:
+def test_accuracy_ignores_dimensions_of_1(product: str):
     """Classes are last behind a product, and else the second."""
     source, value = text_model(f"(float[N, 1, 1, 6] flat) => (float y) {{ {product} }}"), normal(6, 4)
     source.graph.output[0].type.tensor_type.ClearField("shape")
@@ -117,7 +117,7 @@ def test_accuracy_ignores_dimensions_of_1(product: str) -> None:
     assert trainer.evaluate(data)["accuracy"] == wanted.mean()
 
 
-def test_a_failed_epoch_restarts() -> None:
+def test_a_failed_epoch_restarts():
     def fail(event: Event) -> None:
         if event.updates == 2:
             raise ZeroDivisionError
@@ -129,7 +129,7 @@ def test_a_failed_epoch_restarts() -> None:
     assert trainer.updates == 6
 
 
-def test_iterated_batches_are_distributed_and_resumed() -> None:
+def test_iterated_batches_are_distributed_and_resumed():
     batches = [{"x": np.array([number])} for number in range(7)]
 
     def shared(worker: int, first: int) -> list[int]:
@@ -141,7 +141,7 @@ def test_iterated_batches_are_distributed_and_resumed() -> None:
     assert [shared(worker, 2) for worker in range(2)] == [[4], [5]]
 
 
-def test_the_last_incomplete_group_is_an_update() -> None:
+def test_the_last_incomplete_group_is_an_update():
     trainer = make_trainer(chain(1), batch=16, accumulate=2)
     assert trainer.updates_of(samples(0, 72)) == 3
     trainer.fit(samples(0, 72))
@@ -173,7 +173,7 @@ def masked() -> onnx.ModelProto:
     return source
 
 
-def test_workers_draw_different_masks() -> None:
+def test_workers_draw_different_masks():
     losses = []
     for rank in range(2):
         trainer = make_trainer(masked(), learning_rate=0.0, batch=64, workers=Alone(rank))
@@ -188,15 +188,13 @@ def test_workers_draw_different_masks() -> None:
         ({"labels": np.full(64, 2**63, np.uint64)}, "'labels' has values outside of the range of int64"),
     ],
 )
-def test_impossible_batches_are_rejected_in_one_line(change: dict[str, Any], words: str) -> None:
+def test_impossible_batches_are_rejected_in_one_line(change: dict[str, Any], words: str):
     trainer = make_trainer(chain(1), batch=64)
     with pytest.raises(TrainingError, match=words):
         trainer.step({**samples(0), **change})
 
 
-def test_states_of_another_type_or_version_are_rejected_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_of_another_type_or_version_are_rejected_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "a.safetensors"
     trainer = make_trainer(chain(1), batch=64)
     trainer.save(path)
@@ -210,7 +208,7 @@ def test_states_of_another_type_or_version_are_rejected_in_one_line(
         trainer.load(path)
 
 
-def test_untied_parameters_cannot_be_exported() -> None:
+def test_untied_parameters_cannot_be_exported():
     source = chain(2)
     source.graph.node[2].input[1] = "w0"
     trainer = make_trainer(source, batch=64, untie=True)

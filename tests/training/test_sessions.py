@@ -33,7 +33,7 @@ def normalised_twice() -> onnx.ModelProto:
     return with_weights(model, **{name: np.abs(normal(*shape, seed=2)) + 0.1 for name, shape in shapes.items()})
 
 
-def test_statistics_with_several_readers_are_copied() -> None:
+def test_statistics_with_several_readers_are_copied():
     training = optimize(normalised_twice(), optimizer="sgd", check=False).training_graph.model
     session = make_session(training, threads=1)
     names = [output.name for output in session.get_outputs()]
@@ -46,7 +46,7 @@ def test_statistics_with_several_readers_are_copied() -> None:
         np.testing.assert_array_equal(trainer.array(name), apart[f"{name}_new"], err_msg=name)
 
 
-def test_statistics_with_one_reader_are_updated_in_place() -> None:
+def test_statistics_with_one_reader_are_updated_in_place():
     """One that is read twice, or not at all, may be replaced before its last reader or has none to follow."""
     names = ("none", "one", "two", "three")
     nodes = [
@@ -58,7 +58,7 @@ def test_statistics_with_one_reader_are_updated_in_place() -> None:
     assert set(sessions._copied_statistics(cast(TrainingFile, file))) == {"none", "two", "three"}
 
 
-def test_sessions_of_few_batch_sizes_are_kept() -> None:
+def test_sessions_of_few_batch_sizes_are_kept():
     trainer = make_trainer(chain(1), optimizer="sgd", batch=8)
     for size in (8, 1, 2, 3, 1, 4, 5):
         trainer.step(samples(0, size))
@@ -68,7 +68,7 @@ def test_sessions_of_few_batch_sizes_are_kept() -> None:
     assert set(trainer._engine._evaluations) == {8, 4, 5, 7}
 
 
-def test_a_smaller_batch_stays_within_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_smaller_batch_stays_within_the_peak(monkeypatch: pytest.MonkeyPatch):
     """The optimizer's state is no part of that peak."""
 
     def optimized_quickly(*arguments: Any, **options: Any) -> OptimizeResult:
@@ -99,7 +99,7 @@ def function_without_kernel() -> onnx.ModelProto:
     return model
 
 
-def test_steps_have_barriers_only_where_the_runtime_would_change_the_order() -> None:
+def test_steps_have_barriers_only_where_the_runtime_would_change_the_order():
     """Trained weights are the same, since a file with barriers keeps the order in any session."""
     for model, has_barriers in ((chain(2, batch=8), False), (function_without_kernel(), True)):
         trainer = make_trainer(model, optimizer="sgd")
@@ -114,7 +114,7 @@ def test_steps_have_barriers_only_where_the_runtime_would_change_the_order() -> 
         assert [trainer.step(batch) for _ in range(3)] == [other.step(batch) for _ in range(3)]
 
 
-def test_a_file_without_barriers_must_keep_its_order() -> None:
+def test_a_file_without_barriers_must_keep_its_order():
     written = optimize(function_without_kernel(), optimizer="sgd", barriers="none", check=False)
     with pytest.raises(TrainingError, match="would not run it in order"):
         Trainer(written.training_graph.model, threads=1)

@@ -8,7 +8,7 @@ import pytest
 from onnxgc.errors import TrainingError
 from onnxgc.training import Event, StopTraining, Trainer, cosine
 from tests.api.chains import chain
-from tests.model.model_helpers import text_model, with_weights
+from tests.model.model_helpers import model_of
 from tests.training.samples import samples, unstored
 
 QUICK: dict[str, Any] = {"optimizer": "sgd", "threads": 1, "check": False}
@@ -18,7 +18,7 @@ def trainer_of(**how: Any) -> Trainer:
     return Trainer(chain(2), **{**QUICK, "batch": 32, **how})
 
 
-def test_an_assigned_learning_rate_applies_to_the_next_update() -> None:
+def test_an_assigned_learning_rate_applies_to_the_next_update():
     assigned, given = trainer_of(learning_rate=0.5), trainer_of(learning_rate=0.125)
     assigned.learning_rate = 0.125
     assert assigned.learning_rate == 0.125
@@ -32,7 +32,7 @@ def test_an_assigned_learning_rate_applies_to_the_next_update() -> None:
 
 
 @pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf"), "fast", None])
-def test_an_invalid_learning_rate_is_rejected_in_one_line(rate: Any) -> None:
+def test_an_invalid_learning_rate_is_rejected_in_one_line(rate: Any):
     trainer = trainer_of(learning_rate=0.5)
     with pytest.raises(TrainingError, match="the learning rate is"):
         trainer.learning_rate = rate
@@ -40,7 +40,7 @@ def test_an_invalid_learning_rate_is_rejected_in_one_line(rate: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["lr", "batch"])
-def test_other_assignments_are_rejected(name: str) -> None:
+def test_other_assignments_are_rejected(name: str):
     with pytest.raises(TrainingError, match=f"'{name}' of a Trainer cannot be changed"):
         setattr(trainer_of(), name, 3)
 
@@ -54,23 +54,23 @@ def test_other_assignments_are_rejected(name: str) -> None:
         ({"save_every": 0, "state": "run.safetensors"}, "at least 1"),
     ],
 )
-def test_settings_of_fit_without_effect_are_rejected(how: dict[str, Any], words: str) -> None:
+def test_settings_of_fit_without_effect_are_rejected(how: dict[str, Any], words: str):
     with pytest.raises(TrainingError, match=words):
         trainer_of().fit(samples(0, 32), **how)
 
 
 def two_inputs(first: int | str = "N", second: int | str = "N") -> onnx.ModelProto:
     declared = f"(float[{first}, 4] x, float[{second}, 4] z) => (float[{first}, 4] y)"
-    return with_weights(text_model(declared + "{ a = MatMul(x, w) b = MatMul(z, w) y = Sub(a, b) }"), w=np.eye(4))
+    return model_of(declared + "{ a = MatMul(x, w) b = MatMul(z, w) y = Sub(a, b) }", w=np.eye(4))
 
 
-def test_contradicting_shapes_and_batch_are_rejected() -> None:
+def test_contradicting_shapes_and_batch_are_rejected():
     for model in (two_inputs(), two_inputs(3, 3), two_inputs("N", "M")):
         with pytest.raises(TrainingError, match=r"the batch is 16, and .* for 'x' has 32 samples"):
             Trainer(model, batch=16, input_shapes={"x": (32, 4)}, loss="mse", **QUICK)
 
 
-def test_a_given_shape_sets_the_batch_of_other_inputs() -> None:
+def test_a_given_shape_sets_the_batch_of_other_inputs():
     trainer = Trainer(two_inputs(), input_shapes={"z": (8, 4)}, loss="mse", **QUICK)
     assert trainer.batch == 8
     assert trainer.inputs["x"] == (8, 4)
@@ -109,7 +109,7 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"seed": 4}, "saved with seed 3, and this run has seed 4"),
     ],
 )
-def test_a_resumed_run_has_the_same_settings(ended: Path, how: dict[str, Any], words: str) -> None:
+def test_a_resumed_run_has_the_same_settings(ended: Path, how: dict[str, Any], words: str):
     data = samples(0, 128)
     if how.get("loss") == "mse":
         data = {"x": data["x"], "target": np.zeros((128, 4), np.float32)}
@@ -117,7 +117,7 @@ def test_a_resumed_run_has_the_same_settings(ended: Path, how: dict[str, Any], w
         trainer_of(**how).fit(data, 2, state=ended, resume=True)
 
 
-def test_an_omitted_seed_is_the_one_of_the_state(ended: Path) -> None:
+def test_an_omitted_seed_is_the_one_of_the_state(ended: Path):
     trainer = trainer_of()
     trainer.load(ended)
     assert trainer._position.seed == 3
@@ -134,19 +134,19 @@ def test_an_omitted_seed_is_the_one_of_the_state(ended: Path) -> None:
 )
 def test_a_resumed_epoch_has_all_settings_the_same(
     halfway: Path, how: dict[str, Any], fit: dict[str, Any], size: int, words: str
-) -> None:
+):
     with pytest.raises(TrainingError, match=words):
         trainer_of(**how).fit(samples(0, size), 1, state=halfway, resume=True, **fit)
 
 
-def test_data_may_change_between_epochs(ended: Path, tmp_path: Path) -> None:
+def test_data_may_change_between_epochs(ended: Path, tmp_path: Path):
     again = tmp_path / "again.safetensors"
     again.write_bytes(ended.read_bytes())
     history = trainer_of().fit(samples(1, 96), 2, state=again, resume=True, shuffle=False)
     assert [entry["samples"] for entry in history] == [128, 96]
 
 
-def test_frozen_drawn_weights_need_the_seed_of_the_run(tmp_path: Path) -> None:
+def test_frozen_drawn_weights_need_the_seed_of_the_run(tmp_path: Path):
     how: dict[str, Any] = {**QUICK, "freeze": ("w0",)}
     path = tmp_path / "run.safetensors"
     Trainer(unstored(), seed=5, **how).save(path)

@@ -1,7 +1,5 @@
 """State as inputs: the same losses to the bit, a contract that suffices, and the way back into the model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -67,7 +65,7 @@ def loop(file: Path, contract: dict[str, Any], state: dict[str, Any], steps: ran
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_the_contract_suffices_for_the_same_losses(tmp_path: Path, kind: str) -> None:
+def test_the_contract_suffices_for_the_same_losses(tmp_path: Path, kind: str):
     stored, fed = (write(tmp_path, state, OPTIMIZERS[kind], state) for state in ("initializers", "inputs"))
     first, metadata = read_arrays(tmp_path / "inputs.safetensors")
     contract = json.loads(metadata[CONTRACT_KEY])
@@ -90,7 +88,7 @@ def test_the_contract_suffices_for_the_same_losses(tmp_path: Path, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_contracts_fit_their_json_schema(tmp_path: Path, kind: str) -> None:
+def test_contracts_fit_their_json_schema(tmp_path: Path, kind: str):
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema, of the extra `test`, is not installed")
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     write(tmp_path, "net", OPTIMIZERS[kind], "inputs")
@@ -101,7 +99,7 @@ def test_contracts_fit_their_json_schema(tmp_path: Path, kind: str) -> None:
             jsonschema.validate({**contract, **wrong}, schema)
 
 
-def test_a_trainer_goes_on_where_another_program_stopped(tmp_path: Path) -> None:
+def test_a_trainer_goes_on_where_another_program_stopped(tmp_path: Path):
     file = write(tmp_path, "net", OPTIMIZERS["adamw"], "inputs")
     first, metadata = read_arrays(tmp_path / "net.safetensors")
     contract = json.loads(metadata[CONTRACT_KEY])
@@ -123,7 +121,7 @@ def test_a_trainer_goes_on_where_another_program_stopped(tmp_path: Path) -> None
     assert all(np.array_equal(arrays[name], end[name]) for name in first)
 
 
-def test_trained_weights_are_evaluated_and_exported(tmp_path: Path) -> None:
+def test_trained_weights_are_evaluated_and_exported(tmp_path: Path):
     file = write(tmp_path, "net", OPTIMIZERS["adamw"], "inputs")
     first, metadata = read_arrays(tmp_path / "net.safetensors")
     contract = json.loads(metadata[CONTRACT_KEY])
@@ -149,7 +147,7 @@ def test_trained_weights_are_evaluated_and_exported(tmp_path: Path) -> None:
     assert trained == float(loss) != untrained
 
 
-def test_other_commands_take_the_file(tmp_path: Path) -> None:
+def test_other_commands_take_the_file(tmp_path: Path):
     for kind in ("gradients", "adamw"):
         file = write(tmp_path, kind, OPTIMIZERS[kind], "inputs")
         checked = onnxgc.verify(tmp_path / "digits.onnx", file, threads=1)
@@ -164,7 +162,7 @@ def test_other_commands_take_the_file(tmp_path: Path) -> None:
     assert run_command(*bench, "--optimizer", "adamw", "--runs", "1", "--threads", "1").err == ""
 
 
-def test_what_does_not_belong_together_is_one_line(tmp_path: Path) -> None:
+def test_what_does_not_belong_together_is_one_line(tmp_path: Path):
     file = write(tmp_path, "net", OPTIMIZERS["adamw"], "inputs")
     state = tmp_path / "net.safetensors"
     arrays, metadata = read_arrays(state)
@@ -217,7 +215,7 @@ def test_what_does_not_belong_together_is_one_line(tmp_path: Path) -> None:
         ({"onnxgc.contract": '{"schema": 1, "inputs": {}}'}, "names no parameter"),
     ],
 )
-def test_a_wrong_contract_is_refused(change: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_a_wrong_contract_is_refused(change: dict[str, str], message: str, tmp_path: Path):
     file = write(tmp_path, "net", OPTIMIZERS["adamw"], "inputs")
     state = file.with_suffix(".safetensors")
     arrays, metadata = read_arrays(state)
@@ -227,7 +225,7 @@ def test_a_wrong_contract_is_refused(change: dict[str, str], message: str, tmp_p
 
 
 @pytest.mark.parametrize("updates", ["-1", "9" * 30, "many"])
-def test_a_wrong_number_of_updates_is_refused(updates: str, tmp_path: Path) -> None:
+def test_a_wrong_number_of_updates_is_refused(updates: str, tmp_path: Path):
     file = write(tmp_path, "net", OPTIMIZERS["adamw"], "inputs")
     arrays, metadata = read_arrays(file.with_suffix(".safetensors"))
     write_arrays(arrays, {**metadata, "onnxgc.updates": updates}, tmp_path / "wrong.safetensors")

@@ -25,7 +25,7 @@ with held_alone(sys.argv[1]):
 """
 
 
-def test_every_name_survives_saving(tmp_path: Path) -> None:
+def test_every_name_survives_saving(tmp_path: Path):
     """Also the one that the format keeps for itself."""
     names = ["__metadata__", "___metadata__", "_metadata__", "metadata__", "____metadata__", "w"]
     arrays = {name: np.full(2, number, np.float32) for number, name in enumerate(names)}
@@ -37,7 +37,7 @@ def test_every_name_survives_saving(tmp_path: Path) -> None:
     assert found.position.updates == 3
 
 
-def test_a_state_is_locked_until_its_run_ends_or_is_killed(tmp_path: Path) -> None:
+def test_a_state_is_locked_until_its_run_ends_or_is_killed(tmp_path: Path):
     state = tmp_path / "run.safetensors"
     trainer = make_trainer(chain(1), batch=64)
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -57,7 +57,7 @@ def test_a_state_is_locked_until_its_run_ends_or_is_killed(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [state]
 
 
-def test_the_lock_follows_the_resolved_path(tmp_path: Path) -> None:
+def test_the_lock_follows_the_resolved_path(tmp_path: Path):
     state, link = tmp_path / "a", tmp_path / "link"
     link.symlink_to(state)
     with held_alone(state):
@@ -75,7 +75,7 @@ def test_the_lock_follows_the_resolved_path(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [link]
 
 
-def test_a_removed_lock_file_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_lock_file_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A run ends between the opening and the locking of the file by another."""
     fcntl = pytest.importorskip("fcntl")
     lock, left = fcntl.flock, [tmp_path / ".a.lock"]
@@ -92,7 +92,7 @@ def test_a_removed_lock_file_is_no_lock(tmp_path: Path, monkeypatch: pytest.Monk
             pass
 
 
-def test_states_that_do_not_fit_are_rejected_in_one_line(tmp_path: Path) -> None:
+def test_states_that_do_not_fit_are_rejected_in_one_line(tmp_path: Path):
     trainer = make_trainer(chain(2), batch=64)
     path = tmp_path / "run.safetensors"
     trainer.save(path)
@@ -115,7 +115,7 @@ def test_states_that_do_not_fit_are_rejected_in_one_line(tmp_path: Path) -> None
         path.touch()
 
 
-def test_a_state_with_other_settings_is_rejected(tmp_path: Path) -> None:
+def test_a_state_with_other_settings_is_rejected(tmp_path: Path):
     path = tmp_path / "run.safetensors"
     trainer = make_trainer(chain(2), batch=32)
 
@@ -130,7 +130,7 @@ def test_a_state_with_other_settings_is_rejected(tmp_path: Path) -> None:
     assert again.fit(samples(0, 128), 1, state=path, resume=True)[-1]["samples"] == 128
 
 
-def test_parameters_that_are_not_finite_overwrite_no_file(tmp_path: Path) -> None:
+def test_parameters_that_are_not_finite_overwrite_no_file(tmp_path: Path):
     trainer = make_trainer(chain(2), optimizer="sgd", batch=64)
     path = tmp_path / "run.safetensors"
     trainer.fit(samples(0), 1, state=path)
@@ -143,7 +143,7 @@ def test_parameters_that_are_not_finite_overwrite_no_file(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_states_of_sums_have_distinct_names() -> None:
+def test_states_of_sums_have_distinct_names():
     """Running statistics may be called as an optimizer's state would be."""
     model = digits_network()
     for old, new in (("bn1.mean", "conv1.weight_exp_avg"), ("bn1.variance", "conv1.weight_exp_avg_sq")):

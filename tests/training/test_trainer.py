@@ -32,7 +32,7 @@ def few(data: Any, samples: int) -> dict[str, Any]:
     return {name: array[:samples] for name, array in data[0].items()}
 
 
-def test_digits_are_learnt_and_the_planned_run_equals_the_baseline(data: Any) -> None:
+def test_digits_are_learnt_and_the_planned_run_equals_the_baseline(data: Any):
     rate = cosine(3e-3, 6 * 23)
     planned, baseline = (
         make_trainer(digits_network(), learning_rate=rate, batch=64, **how)
@@ -47,7 +47,7 @@ def test_digits_are_learnt_and_the_planned_run_equals_the_baseline(data: Any) ->
     assert planned.evaluate(data[1])["accuracy"] >= 0.98
 
 
-def test_trained_arrays_keep_their_addresses(data: Any) -> None:
+def test_trained_arrays_keep_their_addresses(data: Any):
     trainer = make_trainer(digits_network(), optimizer=SGD(momentum=0.9), batch=32)
     before = trainer.addresses()
     assert {"conv1.weight", "head.bias", "conv1.weight_momentum_buffer"} <= before.keys()
@@ -57,7 +57,7 @@ def test_trained_arrays_keep_their_addresses(data: Any) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), AdamW(clip_norm=0.5)])
-def test_accumulated_batches_equal_one_larger_batch(optimizer: Any) -> None:
+def test_accumulated_batches_equal_one_larger_batch(optimizer: Any):
     found = []
     for batch, accumulate in ((64, 1), (16, 4)):
         trainer = make_trainer(chain(3), optimizer=optimizer, learning_rate=0.05, batch=batch, accumulate=accumulate)
@@ -70,7 +70,7 @@ def test_accumulated_batches_equal_one_larger_batch(optimizer: Any) -> None:
         assert np.linalg.norm(other[name] - value) <= 1e-5 * np.linalg.norm(value)
 
 
-def test_an_incomplete_update_is_weighted_by_samples() -> None:
+def test_an_incomplete_update_is_weighted_by_samples():
     """Of 72 samples in batches of 16, four to an update, the second update has 8 samples."""
     found = []
     for batch, accumulate in ((64, 1), (16, 4)):
@@ -96,7 +96,7 @@ trainer.fit(digits()[0], 2, state=path, save_every=7, resume=True, callbacks=[te
 """
 
 
-def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path, data: Any) -> None:
+def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path, data: Any):
     whole = tmp_path / "whole.safetensors"
     reference = make_trainer(digits_network(), learning_rate=3e-3, batch=64, seed=5)
     started = time.perf_counter()
@@ -127,9 +127,7 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path, dat
     np.testing.assert_array_equal(last.array("head.weight"), reference.array("head.weight"))
 
 
-def test_a_full_disk_keeps_the_old_state_and_the_run(
-    tmp_path: Path, data: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_the_old_state_and_the_run(tmp_path: Path, data: Any, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "run.safetensors"
     trainer = make_trainer(digits_network(), batch=32)
     trainer.fit(few(data, 64), 1, state=path)
@@ -149,7 +147,7 @@ def test_a_full_disk_keeps_the_old_state_and_the_run(
         trainer.save(path)
 
 
-def test_export_is_the_models_file_with_new_weights(tmp_path: Path, data: Any) -> None:
+def test_export_is_the_models_file_with_new_weights(tmp_path: Path, data: Any):
     source = digits_network(batch=1)
     trainer = make_trainer(source, batch=32)
     trainer.fit(few(data, 320), 1)
@@ -170,7 +168,7 @@ def test_export_is_the_models_file_with_new_weights(tmp_path: Path, data: Any) -
     assert found["loss"] == pytest.approx(float(mean), rel=1e-4)
 
 
-def test_missing_weights_are_drawn() -> None:
+def test_missing_weights_are_drawn():
     one, again, other = (make_trainer(unstored(), seed=seed) for seed in (1, 1, 2))
     assert 0.2 < one.array("w0").std() < 0.5
     np.testing.assert_array_equal(one.array("w0"), again.array("w0"))
@@ -181,7 +179,7 @@ def test_missing_weights_are_drawn() -> None:
     np.testing.assert_array_equal(held["w0"], one.array("w0"))
 
 
-def test_a_training_file_and_its_model(tmp_path: Path, data: Any) -> None:
+def test_a_training_file_and_its_model(tmp_path: Path, data: Any):
     onnx.save(digits_network(), tmp_path / "model.onnx")
     optimize(
         tmp_path / "model.onnx",
@@ -204,12 +202,12 @@ def test_a_training_file_and_its_model(tmp_path: Path, data: Any) -> None:
     assert both.evaluate(data[1]) == whole.evaluate(data[1])
 
 
-def test_samples_are_shuffled_by_the_seed() -> None:
+def test_samples_are_shuffled_by_the_seed():
     curves = [losses_of(make_trainer(chain(2), batch=64, seed=seed), samples(0, 256)) for seed in (1, 1, 2)]
     assert curves[0] == curves[1] != curves[2]
 
 
-def test_learning_rates() -> None:
+def test_learning_rates():
     assert [step(1.0, 2, 0.5)(done) for done in range(5)] == [1, 1, 0.5, 0.5, 0.25]
     torch = pytest.importorskip("torch")
     for total in (1, 4, 30):
@@ -249,7 +247,7 @@ def test_learning_rates() -> None:
         ({"model": chain(2)}, "two forward models are given"),
     ],
 )
-def test_wrong_arguments_are_rejected_in_one_line(how: dict[str, Any], words: str) -> None:
+def test_wrong_arguments_are_rejected_in_one_line(how: dict[str, Any], words: str):
     with pytest.raises(OnnxgcError, match=words):
         make_trainer(chain(2), **how)
 
@@ -259,7 +257,7 @@ def sequences() -> onnx.ModelProto:
     return with_weights(model, w=normal(6, 4), temperature=np.array(1.5))
 
 
-def test_accuracy_follows_the_class_axis_and_scalars_are_saved(tmp_path: Path) -> None:
+def test_accuracy_follows_the_class_axis_and_scalars_are_saved(tmp_path: Path):
     draw = np.random.default_rng(1)
     data: dict[str, Any] = {"x": draw.standard_normal((16, 5, 6)).astype(np.float32)}
     data["labels"] = draw.integers(0, 4, (16, 5))
@@ -282,7 +280,7 @@ def test_accuracy_follows_the_class_axis_and_scalars_are_saved(tmp_path: Path) -
     assert again.evaluate(data) == trainer.evaluate(data)
 
 
-def test_a_loss_that_is_not_finite_keeps_parameters_and_resets_sums() -> None:
+def test_a_loss_that_is_not_finite_keeps_parameters_and_resets_sums():
     trainer = make_trainer(chain(2), batch=64, accumulate=2)
     spoilt = {"x": np.full((64, 16), np.nan, np.float32), "labels": np.zeros(64, np.int64)}
     before = trainer.parameters()
@@ -293,7 +291,7 @@ def test_a_loss_that_is_not_finite_keeps_parameters_and_resets_sums() -> None:
     assert all(np.isfinite(value).all() for value in trainer.parameters().values())
 
 
-def test_files_of_the_model_are_not_overwritten(tmp_path: Path) -> None:
+def test_files_of_the_model_are_not_overwritten(tmp_path: Path):
     onnx.save(
         chain(2, width=64),
         tmp_path / "model.onnx",
@@ -307,7 +305,7 @@ def test_files_of_the_model_are_not_overwritten(tmp_path: Path) -> None:
             trainer.export(tmp_path / name)
 
 
-def test_export_into_another_model_is_rejected(tmp_path: Path) -> None:
+def test_export_into_another_model_is_rejected(tmp_path: Path):
     training = optimize(chain(2), optimizer="sgd", check=False).training_graph.model
     other = chain(2)
     for node in other.graph.node:
@@ -319,14 +317,14 @@ def test_export_into_another_model_is_rejected(tmp_path: Path) -> None:
         Trainer(optimize(chain(2), optimizer="sgd", check=False).training_graph.model, optimizer="adamw")
 
 
-def test_the_number_of_batches_of_an_update_is_checked() -> None:
+def test_the_number_of_batches_of_an_update_is_checked():
     trainer = make_trainer(chain(2), batch=64, accumulate=2)
     for parts in ([], [samples(0)] * 3):
         with pytest.raises(TrainingError, match="an update takes 2"):
             trainer.step(parts)
 
 
-def test_a_removed_tensor_frees_its_name_for_the_loss() -> None:
+def test_a_removed_tensor_frees_its_name_for_the_loss():
     """Removing an Identity renames its input, whose type differs from the loss's."""
     source = chain(1)
     source.graph.node[-1].output[0] = "loss"
@@ -336,14 +334,14 @@ def test_a_removed_tensor_frees_its_name_for_the_loss() -> None:
     assert np.isfinite(make_trainer(source, batch=64).step(samples(0)))
 
 
-def test_a_schedule_without_a_rate_is_rejected_in_one_line() -> None:
+def test_a_schedule_without_a_rate_is_rejected_in_one_line():
     trainer = make_trainer(chain(2), learning_rate=lambda _: 1e39, batch=64)
     for ask in (lambda: trainer.fit(samples(0), 1), lambda: trainer.step(samples(0))):
         with pytest.raises(TrainingError, match="the learning rate"):
             ask()
 
 
-def test_each_step_draws_new_masks_and_each_epoch_a_new_order() -> None:
+def test_each_step_draws_new_masks_and_each_epoch_a_new_order():
     trainer = make_trainer(digits_network(dropout=0.9), optimizer="sgd", learning_rate=0.0, batch=64)
     train, _ = digits()
     batch = {name: array[:64] for name, array in train.items()}

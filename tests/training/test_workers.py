@@ -32,7 +32,7 @@ def started(rank: int, port: int, folder: Path) -> Any:
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
-def test_two_workers_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
+def test_two_workers_equal_one_with_twice_the_batch(tmp_path: Path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -54,7 +54,7 @@ def test_two_workers_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.array("w0"), found[0]["w0"])
 
 
-def test_workers_share_all_samples_in_equal_batches() -> None:
+def test_workers_share_all_samples_in_equal_batches():
     arrays = {"x": np.arange(70)}
     parts = [ArrayData(arrays, 8, True, 3, worker, 2) for worker in range(2)]
     batches = [[batch["x"] for batch in part.epoch(1)] for part in parts]

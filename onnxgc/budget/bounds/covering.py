@@ -1,7 +1,5 @@
 """Lower bounds on extra time: a storage that is not live at some moment must be recomputed for later uses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Lower bounds on live memory that hold in every order of first runs, without recomputation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -67,24 +65,25 @@ class ForcedMemory:
             for producer in producers[index]:
                 self.begun[producer] |= self.begun[index]
         self._bytes = self._bytes_for_storages()
-        self.min_bytes = np.asarray(
-            [
-                problem.working_set(moment) + sum(size for _, size in self.items(row))
-                for row, moment in enumerate(moments)
-            ],
-            np.int64,
-        )
+        self._producer = np.asarray(problem.producer, np.int64)
+        own = [problem.working_set(moment) + int(self.live(row).sum()) for row, moment in enumerate(moments)]
+        self.min_bytes = np.asarray(own, np.int64)
         self._chains: dict[int, list[int]] = {}
         self._ancestors: list[int] | None = None
 
-    def items(self, row: int) -> Iterator[tuple[int, int]]:
-        """Storages besides a moment's own, with the live bytes of each or of values computed from it."""
+    def live(self, row: int) -> IntArray:
+        """By storage: its live bytes or those of values computed from it; 0 for a moment's own storages."""
         operator = self._problem.operators[self.moments[row]]
-        own = {s for s in operator.reads if s != operator.in_place}
-        own.update(operator.writes[: operator.min_writes])
-        for storage in np.flatnonzero(self._bytes[:, row]).tolist():
-            if self.begun[self._problem.producer[storage], row] and storage not in own:
-                yield storage, int(self._bytes[storage, row])
+        live = np.where(self.begun[self._producer, row], self._bytes[:, row], 0)
+        live[[s for s in operator.reads if s != operator.in_place]] = 0
+        live[list(operator.writes[: operator.min_writes])] = 0
+        return live
+
+    def items(self, row: int) -> Iterator[tuple[int, int]]:
+        """The storages with live bytes."""
+        live = self.live(row)
+        for storage in np.flatnonzero(live).tolist():
+            yield storage, int(live[storage])
 
     def _bytes_for_storages(self) -> IntArray:
         problem = self._problem

@@ -1,7 +1,5 @@
 """Small covering programs, solved by HiGHS."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Event

@@ -1,7 +1,5 @@
 """A lower bound on the peak of every sequence, from one operator at a time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -12,6 +10,8 @@ from onnxgc.budget.operator_problem import OperatorProblem
 
 MAX_MOMENTS = 480
 """Operators for which storages besides their own that must be live are counted."""
+_MAX_ENTRIES = 1 << 24
+"""Operators times moments: a large problem has fewer moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ def floor_of_problem(problem: OperatorProblem) -> PeakBound:
     kept = np.zeros(len(problem), np.int64)
     for storage in problem.kept:
         kept[problem.producer[storage]] += problem.sizes[storage]
-    likely = np.argsort(-(own + np.cumsum(kept)), kind="stable")[:MAX_MOMENTS]
+    count = min(MAX_MOMENTS, max(_MAX_ENTRIES // len(problem), 1))
+    likely = np.argsort(-(own + np.cumsum(kept)), kind="stable")[:count]
     forced = ForcedMemory(problem, sorted(likely.tolist()))
     best = int(np.argmax(own))
     floor = PeakBound(int(own[best]), best, int(own[best]))
+    runs_once = np.asarray([not problem.operators[producer].may_repeat for producer in problem.producer], bool)
     for row, moment in enumerate(forced.moments):
-        size = int(own[moment]) + sum(
-            live for storage, live in forced.items(row) if not problem.operators[problem.producer[storage]].may_repeat
-        )
+        size = int(own[moment]) + int(forced.live(row)[runs_once].sum())
         if size > floor.size:
             floor = PeakBound(size, moment, int(own[moment]))
     kept_size = int(kept.sum())

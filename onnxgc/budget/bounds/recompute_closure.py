@@ -1,7 +1,5 @@
 """Operators that must be rerun with another: the producers of its inputs that are no longer live."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 from onnxgc.budget.bounds.integer_programs import CoveringProgram

@@ -10,8 +10,6 @@ can be solved to optimality in a problem of any size. Where a row cannot count l
 overestimates them, so that every solution is within the budget.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import defaultdict
@@ -194,7 +192,7 @@ class RetentionProgram:
             return None, solution.optimal
         return grouped.sequence(repeats), solution.optimal
 
-    def _add_run(self, repeat: Point, fixed: _FixedMemory) -> None:
+    def _add_run(self, repeat: Point, fixed: "_FixedMemory") -> None:
         """Add the workspace of a repeat; exclude the repeat if an input that is not free is not live."""
         grouped, index, column = self._grouped, self._index[repeat], self._repeat[repeat]
         operator = grouped.operator_at(repeat)

@@ -1,7 +1,5 @@
 """The search of neighbourhoods on sequences: a schedule of calls of the compiled loops."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random
@@ -62,7 +60,7 @@ def run_repairs() -> None:
     list(_small_search().quick_sequences([[0, 1, 2]]))
 
 
-def _small_search() -> LocalMoves:
+def _small_search() -> "LocalMoves":
     operators = [ProblemOperator("0", (), (0,), 1), ProblemOperator("1", (0,), (1,), 1)]
     operators.append(ProblemOperator("2", (0, 1), (2,), 1))
     problem = OperatorProblem(tuple(operators), (1, 1, 1), frozenset((2,)))

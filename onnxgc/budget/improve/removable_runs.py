@@ -1,7 +1,5 @@
 """Removal of runs from a sequence, one by one, with its memory updated after each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Sums of values and weights, in any order and nesting, and sums of two values that are another function."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ A number that multiplies a value is its view's scale, not part of the value: it 
 exporter multiplies.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How the dimensions of two operands lie on each other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from onnxgc.matching.normal_form.dimensions import Dim, Dims, as_set, extent

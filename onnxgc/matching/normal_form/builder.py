@@ -1,7 +1,5 @@
 """Translation of a model's nodes into the values and axes of a structure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +38,7 @@ class IdentifiedFunction:
     axes: tuple[int, ...] = ()
 
 
-def of_view(rule: Callable[[Builder, Node, View], Result]) -> Rule:
+def of_view(rule: "Callable[[Builder, Node, View], Result]") -> Rule:
     """The rule of an operator on a view; a node whose first input is a weight has none."""
 
     def rule_of_node(builder: Builder, node: Node) -> Result:

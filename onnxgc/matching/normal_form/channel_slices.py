@@ -5,8 +5,6 @@ split its result in many ways. The chosen channels become part of the weights' n
 separately.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Frozen weights are not: they may differ between two files of one network.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,13 +38,13 @@ class Table:
     codes: Array
     numbers: tuple[float, ...]
 
-    def mapped(self, function: Callable[[float], float]) -> Table:
+    def mapped(self, function: Callable[[float], float]) -> "Table":
         # Adding zero makes negative zeros positive.
         mapped = np.asarray([function(number) for number in self.numbers]) + 0.0
         numbers, codes = np.unique(mapped, return_inverse=True)
         return Table(codes.astype(np.uint8)[self.codes], tuple(numbers.tolist()))
 
-    def scaled(self, factor: float) -> Table:
+    def scaled(self, factor: float) -> "Table":
         return self.mapped(lambda number: number * factor)
 
     def largest(self) -> float:
@@ -69,7 +67,7 @@ class Table:
 
 def is_learned(model: TrainableModel, name: str) -> bool:
     """Whether a weight is a parameter or a running statistic."""
-    return name in model.parameters or any(name == statistic.name for statistic in model.statistics)
+    return name in model.parameter_set or any(name == statistic.name for statistic in model.statistics)
 
 
 def table_of(model: TrainableModel, name: str) -> Table | None:

@@ -5,8 +5,6 @@ apart. An axis has a meaning (the channels of one convolution), not a position. 
 empty.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -19,12 +17,12 @@ class Atom(NamedTuple):
     size: int
     stride: int = 1
 
-    def is_within(self, other: Atom) -> bool:
+    def is_within(self, other: "Atom") -> bool:
         """Whether this run is inside the other one."""
         is_inner = other.stride <= self.stride and self.stride * self.size <= other.stride * other.size
         return self.axis == other.axis and is_inner
 
-    def overlaps(self, other: Atom) -> bool:
+    def overlaps(self, other: "Atom") -> bool:
         """Whether both are runs of one axis whose ranges of strides intersect."""
         inner, outer = max(self.stride, other.stride), min(self.stride * self.size, other.stride * other.size)
         return self.axis == other.axis and inner < outer

@@ -1,7 +1,5 @@
 """Entities of a network, and tensors as seen by the rules of operators."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Functions of one value, reductions, and other elementwise operators on several values."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

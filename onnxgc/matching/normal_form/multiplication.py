@@ -1,7 +1,5 @@
 """Elementwise products of two values, and those that are another function."""
 
-from __future__ import annotations
-
 import math
 
 from onnxgc.matching.normal_form.addition import total

@@ -4,8 +4,6 @@ Each class is one form that the normal form recognises. A rule reads these facts
 function at its last operator, such as a softmax at its division.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Values that are proven to have no negative element."""
 
-from __future__ import annotations
-
 from onnxgc.matching.normal_form.entities import View
 from onnxgc.matching.normal_form.terms import OfValue, Unordered
 from onnxgc.matching.normal_form.value_graph import Structure

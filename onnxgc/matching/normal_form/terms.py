@@ -1,7 +1,5 @@
 """Terms: nested tuples of plain data that refer to values and axes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ A *value* is common to all tensors that hold it transposed, reshaped, cast or mu
 entities. Equal terms are one entity: a value that a graph computes twice exists once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any

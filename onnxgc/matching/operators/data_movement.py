@@ -1,7 +1,5 @@
 """Operators that rearrange, select, concatenate, pad and resize."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Einstein sums of one or two tensors, as products and sums."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Elementwise operators, and activations composed as most exporters write them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

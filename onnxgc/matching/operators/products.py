@@ -1,7 +1,5 @@
 """Matrix products and convolutions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

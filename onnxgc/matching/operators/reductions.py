@@ -1,7 +1,5 @@
 """Reductions, pooling, softmax and normalisations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The table of rules of operators, and the structure of a model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Operators on numbers and on rows of numbers in float64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce

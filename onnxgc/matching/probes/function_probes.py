@@ -1,7 +1,5 @@
 """Functions of one number, identified by their values on samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

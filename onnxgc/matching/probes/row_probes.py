@@ -1,7 +1,5 @@
 """Functions of one row of numbers, identified by their values on samples."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The normal form covers most spellings of activations and normalisations. Another
 one row, is identified by its values: two functions that agree on all samples are equal.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Set

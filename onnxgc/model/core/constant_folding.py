@@ -1,7 +1,5 @@
 """Evaluation of operators on constants, so that shapes computed in the graph become static."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 

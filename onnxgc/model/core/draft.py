@@ -115,6 +115,8 @@ class NameSource:
 
 def captured_names(node: Node) -> tuple[str, ...]:
     """Outer tensors read by a node's subgraphs (If, Loop, Scan)."""
+    if not node.attributes:
+        return ()
     return tuple(dict.fromkeys(name for graph in subgraphs(node) for name in _captured_by(graph)))
 
 

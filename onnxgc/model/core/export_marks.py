@@ -1,7 +1,5 @@
 """Marks that an export sets on nodes: modules in evaluation mode, and stopped gradients."""
 
-from __future__ import annotations
-
 # A BatchNormalization in evaluation mode. All conversions keep the mark.
 EVALUATED = "__evaluated"
 # An Identity that stops the gradient: detach() in PyTorch.

@@ -1,7 +1,5 @@
 """The nodes and weights of a new graph, for passes that replace operators."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Removal of Identity nodes, redundant casts and empty pads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from onnxgc.model.core.draft import Draft, captured_names

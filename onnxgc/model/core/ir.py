@@ -4,8 +4,6 @@ A `TrainableModel` is a forward graph that ends in a scalar loss. It is flat, st
 shape, at the target opset, and in topological order. It knows nothing of checkpoints.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,12 +88,12 @@ class Node:
         """Value of an attribute as a Python value (int, float, str, list, TensorProto, ...)."""
         return self.attributes.get(name, default)
 
-    def with_changes(self, **changes: Any) -> Node:
+    def with_changes(self, **changes: Any) -> "Node":
         return replace(self, **changes)
 
     def as_operator(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str] = (), name: str = "", **attributes: Any
-    ) -> Node:
+    ) -> "Node":
         """One of ONNX's own operators in place of this node, by default with its outputs and its name."""
         made = (tuple(outputs) or self.outputs, attributes, name or self.name)
         return Node(op, tuple(inputs), *made, self.origin, op, self.once, "", self.module)
@@ -166,10 +164,14 @@ class TrainableModel:
     provider: str = "cpu"
     column_bytes: Mapping[str, int] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
     is_portable: bool = False
+    parameter_set: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameter_set", frozenset(self.parameters))
 
     def constant(self, name: str) -> Array | None:
         """Value of a constant; None for a tensor that is computed, fed or trained."""
-        if name in self.weights and name not in self.parameters:
+        if name in self.weights and name not in self.parameter_set:
             return self.weights[name].load()
         return None
 

@@ -1,7 +1,5 @@
 """Casts between element types that lose no value."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from onnx import TensorProto

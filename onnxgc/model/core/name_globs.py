@@ -1,7 +1,5 @@
 """Patterns for names of weights."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 
 

@@ -1,7 +1,5 @@
 """Rewrites of single nodes that need static types."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,13 +1,12 @@
 """Weights of a file: initializers, Constant nodes and ConstantOfShape nodes."""
 
-from __future__ import annotations
-
+import errno
 import os
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -15,6 +14,10 @@ from onnx import helper, numpy_helper
 
 from onnxgc.errors import ModelFileError
 from onnxgc.model.core.ir import MAX_RANK, MAX_TENSOR_BYTES, Array, Node, TensorType, Weight
+
+MIN_EXTERNAL_BYTES = 1024
+"""Smaller weights stay in the model's file: runtimes need shapes and axes for shape inference."""
+_PIECE_BYTES = 1 << 24
 
 
 class ExportedAs(StrEnum):
@@ -111,6 +114,42 @@ def write_weight(weight: Weight, name: str, target: onnx.TensorProto) -> None:
         target.name = name
     else:
         target.CopyFrom(numpy_helper.from_array(weight.load(), name))
+
+
+def write_contents(weight: Weight, stream: BinaryIO) -> int:
+    """Appends a weight's contents to a file by pieces; holes of external files stay holes. Returns the bytes."""
+    size = weight.type.size_bytes
+    file = external_file(weight)
+    if file is not None and isinstance(weight, StoredWeight):
+        with open(file, "rb") as source:
+            _copy_range(source.fileno(), int(weight.external_data.get("offset", 0)), size, stream)
+    elif isinstance(weight, FilledWeight) and size > _PIECE_BYTES:
+        unit = FilledWeight(weight.value, TensorType(weight.type.dtype, (8,))).load().tobytes()
+        piece = unit * (_PIECE_BYTES // len(unit))
+        for start in range(0, size, len(piece)):
+            stream.write(piece[: size - start])
+    else:
+        stream.write(weight.load().tobytes())
+    return size
+
+
+def _copy_range(source: int, offset: int, size: int, stream: BinaryIO) -> None:
+    """Copies a range of a file to the end of another, which may end in a hole."""
+    shift, end = stream.tell() - offset, offset + size
+    while offset < end:
+        try:
+            start = min(os.lseek(source, offset, os.SEEK_DATA), end)
+            stop = min(os.lseek(source, start, os.SEEK_HOLE), end) if start < end else end
+        except (OSError, AttributeError) as error:
+            # After the last data; or the system knows no holes.
+            start, stop = (end if getattr(error, "errno", 0) == errno.ENXIO else offset), end
+        stream.seek(start + shift)
+        for at in range(start, stop, _PIECE_BYTES):
+            stream.write(os.pread(source, min(_PIECE_BYTES, stop - at), at))
+        offset = stop
+    stream.flush()
+    stream.truncate(end + shift)
+    stream.seek(end + shift)
 
 
 def external_file(weight: Weight) -> str | None:

@@ -1,7 +1,5 @@
 """ONNX Runtime's own operators in files that omit their domain."""
 
-from __future__ import annotations
-
 import onnx
 from onnx import helper
 

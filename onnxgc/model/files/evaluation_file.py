@@ -1,7 +1,5 @@
 """A model's source file in evaluation mode, with new values for its weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any

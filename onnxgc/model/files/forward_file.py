@@ -1,7 +1,5 @@
 """A trainable model's forward graph as an ONNX model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import onnx

@@ -3,8 +3,6 @@
 The cost is linear in the size of the graph; contents of weights are not read. Other modules may trust what passed.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import stat

@@ -1,7 +1,5 @@
 """Weights of bodies and branches, lifted to the outer graph."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Reading of ONNX files: a path or a ModelProto becomes a checked model without function calls."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat
@@ -9,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -78,14 +76,23 @@ def check_model_file(path: str | os.PathLike[str]) -> None:
         )
 
 
-def load_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
-    """The model, and the folder of its external data.
+class Loaded(NamedTuple):
+    """A checked model without function calls, and the folder of its external data."""
+
+    proto: onnx.ModelProto
+    folder: str
+
+
+def load_proto(source: str | os.PathLike[str] | onnx.ModelProto | Loaded) -> Loaded:
+    """The model, checked unless it is loaded already.
 
     External data is not read. Calls of model-local functions are replaced by their bodies.
 
     Raises:
         ModelFileError: the file is missing, or not a valid ONNX model.
     """
+    if isinstance(source, Loaded):
+        return source
     if isinstance(source, onnx.ModelProto):
         model, folder, label = source, "", "the model"
     else:
@@ -96,7 +103,7 @@ def load_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.M
     if model.functions:
         model = _without_functions(model, label)
     _check_model(model, label)
-    return model, folder
+    return Loaded(model, folder)
 
 
 def is_text(path: str | os.PathLike[str]) -> bool:

@@ -1,7 +1,5 @@
 """A loss from a second model, as a function of the first model's outputs."""
 
-from __future__ import annotations
-
 import os
 
 import onnx

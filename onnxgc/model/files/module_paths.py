@@ -1,7 +1,5 @@
 """The module of a node, from PyTorch's metadata or from a name that is a path."""
 
-from __future__ import annotations
-
 import ast
 import re
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """From a checked ModelProto to a draft: weights lifted out of the graph, every node named."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import onnx

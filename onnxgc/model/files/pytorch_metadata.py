@@ -4,8 +4,6 @@ The newer exporter (torch.export, with onnxscript's optimizer) marks weights in 
 (TorchScript) shows their roles by names and by Constant nodes alone.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Facts about operators that create, move, select, repeat or resample elements, and signals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

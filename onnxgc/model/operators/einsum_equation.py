@@ -1,7 +1,5 @@
 """Einsum equations as labels of axes. Source: ONNX Einsum-12."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Facts about arithmetic, comparisons, logic, elementary functions, activations, Dropout and Softmax."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The record of facts about one operator, and shared helpers of its families."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias

@@ -1,7 +1,5 @@
 """Facts about matrix products, convolutions, attention, recurrent layers and quantised weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 

@@ -3,8 +3,6 @@
 Data of pooling and of normalisations without an axis: [N, C, spatial...].
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

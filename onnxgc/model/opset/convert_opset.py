@@ -3,8 +3,6 @@
 The converter gets the graph without its weights, so its time does not depend on the model's size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Sequence
 
 import onnx

@@ -3,8 +3,6 @@
 The converter keeps the spelling of Clip, Hardmax and Resize where the newer opset gives it another meaning.
 """
 
-from __future__ import annotations
-
 from onnx import helper
 
 from onnxgc.model.core.draft import Draft

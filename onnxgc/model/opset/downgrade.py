@@ -5,8 +5,6 @@ definition has its attributes, number of inputs and element types. `_CHANGES` ha
 definitions hide a difference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

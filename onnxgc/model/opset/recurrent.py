@@ -6,8 +6,6 @@ projections of all, and that backward keeps the gradients of one chunk only. The
 own tensors, so each is one parameter that every step reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

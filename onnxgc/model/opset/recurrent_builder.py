@@ -1,7 +1,5 @@
 """Builder of the standard operators that replace one LSTM, GRU or RNN node."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

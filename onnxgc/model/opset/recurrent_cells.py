@@ -6,8 +6,6 @@ state C: [B, H].
 Source: ONNX operator specifications RNN-14, GRU-14, LSTM-14.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from onnxgc.model.opset.recurrent_builder import RecurrentBuilder

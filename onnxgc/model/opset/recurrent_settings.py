@@ -1,7 +1,5 @@
 """Sizes, directions and activation functions of one LSTM, GRU or RNN node."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -69,7 +67,7 @@ class RecurrentSettings:
     clip: float
 
     @classmethod
-    def from_node(cls, node: Node, draft: Draft) -> RecurrentSettings:
+    def from_node(cls, node: Node, draft: Draft) -> "RecurrentSettings":
         """The settings of a node.
 
         Raises:

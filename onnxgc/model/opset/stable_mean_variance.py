@@ -1,7 +1,5 @@
 """MeanVarianceNormalization in operators whose rounding keeps the variance above zero."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Axes whose size differs from the file's, and their positions after a reshape."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Constants that contain sizes of the file's inputs, rewritten for new sizes, operator by operator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Operands that are equal for each sample in the file, recreated for another number of samples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -10,8 +10,6 @@ every later operator treats samples independently: each sample's result then equ
 own batch, at any position. All other graphs are refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

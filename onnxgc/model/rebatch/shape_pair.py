@@ -1,7 +1,5 @@
 """Two shape walks over one graph: for the file's own input shapes, and for new ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Checks of a node's shapes that ONNX's inference leaves out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Emits the standard operators that replace one contrib operator."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

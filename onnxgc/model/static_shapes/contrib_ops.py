@@ -4,8 +4,6 @@ ONNX Runtime's optimiser writes them into a model that is saved after optimisati
 valid at every opset, except for layer normalization, which waits for the target opset.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ With static shapes most conditions and trip counts are constants. Control flow t
 stays in the graph; no gradient passes through it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np

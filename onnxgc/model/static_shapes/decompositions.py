@@ -1,7 +1,5 @@
 """Decomposes operators that lack a CUDA kernel or a gradient, once shapes are known."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

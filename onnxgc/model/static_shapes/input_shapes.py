@@ -1,7 +1,5 @@
 """Static shapes of a model's inputs, from its declarations and from --input-shapes."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

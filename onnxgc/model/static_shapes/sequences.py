@@ -5,8 +5,6 @@ a loop as SequenceInsert. With static shapes and constant positions the members 
 so no sequence remains in the graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Sequence
 from typing import Any
 

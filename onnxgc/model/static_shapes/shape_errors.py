@@ -1,7 +1,5 @@
 """Messages for nodes and tensors without static shapes: the reason, and what to do."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -7,8 +7,6 @@ the walk reaches it, so one walk is enough, and an inconsistency is found at its
 by their types; only the values of small constants are loaded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from onnxgc.errors import ShapeError

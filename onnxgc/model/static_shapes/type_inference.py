@@ -1,7 +1,5 @@
 """Output types of one node: ONNX's inference, completed and corrected."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import onnx

@@ -1,7 +1,5 @@
 """BatchNormalization in training: batch statistics, and updates of the running statistics."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ and it is cheap to recompute. The vectors of all tensors are parts of one hash o
 number, which is computed once a step.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ For ceil_mode, inferred extents differ from computed ones; for auto_pad without 
 disagree.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnxgc.errors import UnsupportedOperatorError

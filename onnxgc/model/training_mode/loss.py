@@ -4,8 +4,6 @@ The choice precedes opset conversion: the converter would split a trailing Softm
 several nodes, but the loss absorbs that Softmax.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import math

@@ -1,7 +1,5 @@
 """The formulas of losses, appended to a model as standard operators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

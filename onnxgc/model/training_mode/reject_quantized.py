@@ -3,8 +3,6 @@
 Weights that are stored as integers and dequantised in the graph are allowed; they stay constant.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@
 default settings, so its forward part avoids them too.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Removes unread optional outputs, turns Dropout on, and seeds random operators.
 `onnxgc.model.training_mode.batch_statistics` does the same for BatchNormalization.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Infers which weights train from their uses and values, and lets the user override the result."""
 
-from __future__ import annotations
-
 import difflib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Frozen batch normalisation and some exporters write `(x - mean) / sqrt(variance 
 with scale and shift computed first: `x * s + (shift - mean * s)` with `s = scale / sqrt(variance + epsilon)`.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import numpy as np

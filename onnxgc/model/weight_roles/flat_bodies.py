@@ -1,7 +1,5 @@
 """Bodies of control flow as part of the outer graph, for the analysis of the uses of weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import onnx

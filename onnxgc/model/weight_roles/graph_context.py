@@ -1,7 +1,5 @@
 """Questions about the graph around a weight's use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Notes to the user about the roles of weights."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The role of a weight in training."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -5,8 +5,6 @@ gradients are summed. They also store a tied weight twice, once transposed; trai
 diverge.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, MutableSequence
 from copy import deepcopy

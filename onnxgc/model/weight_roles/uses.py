@@ -1,11 +1,9 @@
 """Follows each weight to the operators that use it, and infers its role from each use."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnxgc.model.core.draft import INITIAL_STATE, Draft, operator_name
-from onnxgc.model.core.ir import Node, TensorType, Weight
+from onnxgc.model.core.ir import Array, Node, TensorType, Weight
 from onnxgc.model.core.stored_weights import FilledWeight
 from onnxgc.model.operators.registry import facts_by_name, facts_of
 from onnxgc.model.weight_roles.decomposed_normalization import running_statistics
@@ -99,6 +97,7 @@ class WeightUses:
         # Outputs that are weights are ignored: no loss can be computed on them.
         self._outputs = tuple(name for name in draft.outputs if name not in draft.weights)
         self._running = running_statistics(draft)
+        self._masks: dict[str, bool] = {}
 
     def uses_of(self, name: str) -> list[WeightUse]:
         """Every use of a weight in node order, including the uses of its rearrangements."""
@@ -191,7 +190,7 @@ class WeightUses:
         if weight.type.element_count <= 1 and not self._is_learned_number(operand):
             return operand.constant("single number", _SINGLE_NUMBER if self._may_be_learned(operand) else "")
         values = values_of(weight)
-        if node.op in ("Add", "Where", "Sub") and is_additive_mask(values):
+        if node.op in ("Add", "Where", "Sub") and self._is_additive_mask(operand.name, values):
             return operand.constant("mask of zeros and large negative values")
         if self._may_be_binary_mask(operand) and is_binary_mask(values):
             return operand.constant("mask of zeros and ones")
@@ -205,6 +204,12 @@ class WeightUses:
         source = next(filter(None, map(self._graph.normalised_input, node.inputs)), "")
         doubt = f"is applied directly to input '{source}'; if it normalises the data" if source else ""
         return operand.parameter(doubt=doubt)
+
+    def _is_additive_mask(self, name: str, values: Array) -> bool:
+        """Whether a weight is a mask; each layer may read the same large one."""
+        if name not in self._masks:
+            self._masks[name] = is_additive_mask(values)
+        return self._masks[name]
 
     def _may_be_binary_mask(self, operand: _Operand) -> bool:
         """Whether the operand selects values, or is inverted by a number, as in 1 - mask."""

@@ -3,8 +3,6 @@
 Arrays may be mapped from a file, so each test reads a sample before the whole.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

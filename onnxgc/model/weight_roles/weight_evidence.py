@@ -1,17 +1,16 @@
 """Facts about one weight: its values, its marks by the exporter, and its name."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
 
-from onnxgc.model.core.ir import Array, Weight
-from onnxgc.model.core.stored_weights import ExportedAs, StoredWeight, peek
+from onnxgc.model.core.ir import Array, TensorType, Weight
+from onnxgc.model.core.stored_weights import ExportedAs, FilledWeight, StoredWeight, peek
 from onnxgc.model.weight_roles.value_patterns import holds_distances, is_additive_mask, is_binary_mask
 
 _MAX_ELEMENTS = 1 << 24
 """Enough for masks of attention over a few thousand tokens."""
+_MAX_FILLED = 8
 _CONSTANT_WORDS = frozenset(
     {
         *("add", "clone", "const", "constant", "cst", "default", "dim", "div", "eps", "epsilon", "exponent"),
@@ -24,8 +23,16 @@ _CONSTANT_WORDS = frozenset(
 
 
 def values_of(weight: Weight) -> Array:
-    """A weight's values if they are cheap to read, else a single NaN, which fits no pattern."""
-    values = peek(weight) if weight.type.element_count <= _MAX_ELEMENTS else None
+    """A weight's values if they are cheap to read, else a single NaN, which fits no pattern.
+
+    Those of a filled weight are shortened along each axis, which changes no pattern.
+    """
+    if weight.type.element_count > _MAX_ELEMENTS:
+        return np.full((1,), np.nan)
+    if isinstance(weight, FilledWeight):
+        shape = tuple(min(size, _MAX_FILLED) for size in weight.type.shape)
+        return FilledWeight(weight.value, TensorType(weight.type.dtype, shape)).load()
+    values = peek(weight)
     return np.full((1,), np.nan) if values is None else values
 
 

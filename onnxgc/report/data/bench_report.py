@@ -1,7 +1,5 @@
 """Figures of `bench`."""
 
-from __future__ import annotations
-
 from typing import TypedDict
 
 from onnxgc.report.data.optimize_report import OptimizerFigures

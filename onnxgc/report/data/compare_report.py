@@ -1,7 +1,5 @@
 """Figures of `compare`: plans for one model, for each of several models, or one network in several files."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, NotRequired, TypedDict, final
 
 from onnxgc.report.data.optimize_report import RegularFigures, TensorFigures, TensorSum

@@ -1,7 +1,5 @@
 """Figures of `inspect`."""
 
-from __future__ import annotations
-
 from typing import TypedDict
 
 

@@ -1,7 +1,5 @@
 """Memory over a training step: operators as they run, lifetimes of tensors, and the network."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

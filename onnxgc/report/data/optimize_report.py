@@ -1,7 +1,5 @@
 """Figures of `optimize`. Peaks and bounds include an optimizer's state."""
 
-from __future__ import annotations
-
 from typing import NotRequired, TypedDict
 
 

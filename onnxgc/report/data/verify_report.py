@@ -1,7 +1,5 @@
 """Figures of `verify`."""
 
-from __future__ import annotations
-
 from typing import TypedDict
 
 

@@ -1,7 +1,5 @@
 """Pages of `compare --report`: memory curves, and the tables of the terminal."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

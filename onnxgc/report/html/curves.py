@@ -1,7 +1,5 @@
 """Memory over the training step, by roles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

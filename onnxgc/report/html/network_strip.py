@@ -1,7 +1,5 @@
 """The network as a strip: its operators in order, their outputs, and the operators that read these."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A memory curve of a plan beside the baseline's, for a cell of a notebook."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

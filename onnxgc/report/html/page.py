@@ -1,7 +1,5 @@
 """The page of `optimize --report`, and the frame of all pages."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

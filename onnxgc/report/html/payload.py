@@ -1,7 +1,5 @@
 """The data of a page's script, in compact form."""
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -4,8 +4,6 @@ Shapes are in an inner picture that is stretched to the width; text and marks ar
 the width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Tables of a page, which scroll where they are wider than the page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 

@@ -1,7 +1,5 @@
 """HTML and SVG in which a model's text is escaped."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable
 from typing import TypeAlias

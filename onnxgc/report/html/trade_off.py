@@ -1,7 +1,5 @@
 """Extra time against peak for each budget, and the chosen plan."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

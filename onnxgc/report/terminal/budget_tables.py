@@ -1,7 +1,5 @@
 """Tables and lines of `optimize` with a budget."""
 
-from __future__ import annotations
-
 from rich.table import Table
 
 from onnxgc.report.data.optimize_report import FrontierFigures, LargestReport, OptimizeReport

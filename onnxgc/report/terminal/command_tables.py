@@ -1,7 +1,5 @@
 """Tables and lines of `optimize`, `inspect`, `verify` and `train`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -101,12 +99,17 @@ def stages_line(report: OptimizeReport) -> str:
     return ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in report["seconds"].items())
 
 
+_MAX_WEIGHTS = 1000
+
+
 def weights_table(weights: Sequence[WeightFigures]) -> Table:
     table = titled_table("weights", *_folded_columns("name", "shape", "role", "reason"))
-    for weight in weights:
+    for weight in weights[:_MAX_WEIGHTS]:
         shape = shape_text(weight["shape"])
         reason = weight["reason"] + (f" ({weight['doubt']})" if weight["doubt"] else "")
         table.add_row(weight["name"], shape, weight["role"], reason)
+    if len(weights) > _MAX_WEIGHTS:
+        table.add_row(f"... {len(weights) - _MAX_WEIGHTS:,} more; --json lists all")
     return table
 
 

@@ -1,7 +1,5 @@
 """Tables that fit the width of a terminal."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

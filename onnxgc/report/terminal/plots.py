@@ -1,7 +1,5 @@
 """Plots in plain characters, for terminals and files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 

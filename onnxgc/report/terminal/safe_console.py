@@ -1,7 +1,5 @@
 """A console that prints names of models and files safely."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Tables of a benchmark: the row of the paper's Table 1, and all figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import PurePath
 

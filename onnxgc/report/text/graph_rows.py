@@ -1,7 +1,5 @@
 """Plans for a bare graph, a row for each plan."""
 
-from __future__ import annotations
-
 from onnxgc.report.data.compare_report import GraphReport
 from onnxgc.report.text.text_table import BEST, Cells
 from onnxgc.report.text.units import percent

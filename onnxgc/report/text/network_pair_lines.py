@@ -1,7 +1,5 @@
 """One network in several files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import PurePath
 

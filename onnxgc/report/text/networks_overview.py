@@ -1,7 +1,5 @@
 """Plans for several networks, a row for each network."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import PurePath

@@ -1,7 +1,5 @@
 """The difference between two plans for one model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from onnxgc.report.data.compare_report import DifferenceReport, TensorFates

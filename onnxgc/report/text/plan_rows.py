@@ -1,7 +1,5 @@
 """Plans for one model, a row for each plan."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Text of unknown origin in a form that is safe to print."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

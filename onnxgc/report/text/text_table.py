@@ -1,7 +1,5 @@
 """A table as plain cells, for terminal, HTML or Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The trade-off between extra time and peak."""
 
-from __future__ import annotations
-
 from onnxgc.report.data.optimize_report import FrontierFigures, OptimizeReport
 from onnxgc.report.text.units import megabytes, percent
 

@@ -1,7 +1,5 @@
 """Numbers as users read them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 MEGABYTE = 10**6

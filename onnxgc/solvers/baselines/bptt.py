@@ -4,8 +4,6 @@ Source: A. Gruslys et al., "Memory-Efficient Backpropagation Through Time", Neur
 (the variant that stores hidden states).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import TypeAlias
 

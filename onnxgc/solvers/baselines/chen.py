@@ -5,8 +5,6 @@ Other graphs are cut at tensors on every path, as is common practice; without su
 are kept. Deviation: plans are compared by the objective of Feng & Huang, not by the algorithm's own sum.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 from onnxgc.graph.computation_graph import Vertex

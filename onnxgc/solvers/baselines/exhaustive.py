@@ -3,8 +3,6 @@
 On purpose it shares no code with them: neither segments nor division trees nor cuts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import reduce
 

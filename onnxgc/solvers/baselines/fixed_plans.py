@@ -1,7 +1,5 @@
 """Plans without a search: every tensor kept, or the user's own checkpoints."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from onnxgc.planning.plan import CheckpointPlan, Objective, Status

@@ -3,8 +3,6 @@
 Source: Feng & Huang, CVPR 2021, section 6 and the caption of Table 1.
 """
 
-from __future__ import annotations
-
 from random import Random
 
 from onnxgc.errors import PlanError

@@ -1,7 +1,5 @@
 """A reversal schedule of a chain as the sequence of a step's operators."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 

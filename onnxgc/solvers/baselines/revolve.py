@@ -4,8 +4,6 @@ Source: A. Griewank, A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
 include the one of the initial state, and the forward step inside each backward step is not counted.
 """
 
-from __future__ import annotations
-
 from math import comb
 
 from onnxgc.errors import PlanError

@@ -32,8 +32,6 @@ that appears there is valid. A cap leaves a choice only among the splitting vert
 any other segment heavier than the cap is divided in every set. So one walk from the root suffices.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -89,7 +87,7 @@ class CappedSearch:
             kept_bytes += sum(node.stop_sizes[stop] for stop in stops[1:-1])
         return CappedOptimum(tuple(checkpoints), kept_bytes, heaviest_bytes)
 
-    def _prepare(self, problem: CheckpointProblem, tree: DivisionTree, members: list[int]) -> _Node:
+    def _prepare(self, problem: CheckpointProblem, tree: DivisionTree, members: list[int]) -> "_Node":
         sizes = [0, *(problem.size_bytes(vertex) for vertex in tree.connectors), 0]
         inside = [self._nodes[member].interior_bytes for member in members]
         before = [0]

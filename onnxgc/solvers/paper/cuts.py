@@ -5,8 +5,6 @@ independent, so cuts help where the paper's segments are large. They depend on t
 a cut keeps everything that is live at its position.
 """
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_right
 from collections.abc import Sequence

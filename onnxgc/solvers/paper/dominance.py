@@ -3,8 +3,6 @@
 A state is one set of kept vertices at a frontier (`onnxgc.solvers.paper.frontier_search`).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from operator import itemgetter
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """Elimination orders with narrow frontiers, and parts of a graph that have one."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 

@@ -13,8 +13,6 @@ each, leave a graph without cycles: items that are joined must have no path betw
 that gains a path to another must not be reachable from it.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Sequence

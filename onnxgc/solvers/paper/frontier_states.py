@@ -4,8 +4,6 @@ A shape describes a set of kept vertices as far as later decisions depend on it,
 bytes (`onnxgc.solvers.paper.frontier_search`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -38,10 +36,10 @@ class Elimination:
     """By staying slot: whether all predecessors are decided."""
     successors_decided: tuple[bool, ...]
     """By staying slot: whether all successors are decided."""
-    transitions: dict[tuple[Shape, bool], Transition | None] = field(default_factory=dict)
+    transitions: "dict[tuple[Shape, bool], Transition | None]" = field(default_factory=dict)
     """Cache of `transition`, by shape and decision."""
 
-    def transition(self, shape: Shape, *, keep: bool) -> Transition | None:
+    def transition(self, shape: Shape, *, keep: bool) -> "Transition | None":
         """The shape after the decision; `None` if it makes the set invalid."""
         key = (shape, keep)
         if key not in self.transitions:

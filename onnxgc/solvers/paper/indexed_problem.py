@@ -1,7 +1,5 @@
 """A checkpoint problem as plain lists, for searches that visit its vertices many times."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +22,7 @@ class IndexedProblem:
     forced: Sequence[bool]
 
     @classmethod
-    def from_problem(cls, problem: CheckpointProblem) -> IndexedProblem:
+    def from_problem(cls, problem: CheckpointProblem) -> "IndexedProblem":
         graph = problem.graph
         ends = forced_checkpoints(graph)
         sizes = [problem.size_bytes(vertex) for vertex in graph.vertices]
@@ -38,7 +36,7 @@ class IndexedProblem:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def evaluate(self, kept: Iterable[int]) -> EvaluatedSet | None:
+    def evaluate(self, kept: Iterable[int]) -> "EvaluatedSet | None":
         """Evaluate a set together with the forced vertices; `None` if it is invalid under reading G.
 
         O(vertices + edges).

@@ -4,8 +4,6 @@ Source: Feng & Huang, CVPR 2021, Algorithm 1. The cap is found by bisection
 (`onnxgc.solvers.paper.segment_cap_search`), not by trying the cost of every pair.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate, pairwise
 
 from onnxgc.planning.plan import Objective

@@ -16,8 +16,6 @@ is never worse than either.
 Effort is counted, not timed: without a time limit, the result is the same on every machine.
 """
 
-from __future__ import annotations
-
 import heapq
 import logging
 import math

@@ -3,8 +3,6 @@
 Both fix a cap C on the bytes of a segment and compute the cheapest checkpoints under it.
 """
 
-from __future__ import annotations
-
 import heapq
 import logging
 import time

@@ -38,6 +38,7 @@ _MAX_EXACT_POSITIONS = 128
 """Up to this number of vertices, cuts with unusual waiting storages are followed too."""
 _MAX_CUTS = 1024
 """Number of cuts in one order; a longer order is divided into parts, each with its cheapest cut."""
+_MAX_CUTS_TIMES_POSITIONS = 1 << 24
 _MAX_WAYS = 16
 """Number of ways to reach a cut that are distinguished when recomputation is minimised."""
 _MAX_EVENTS = 300_000
@@ -74,7 +75,7 @@ class OrderSearch:
         self._costs = costs
         self._deadline = deadline
         self._positions = costs.model.positions
-        self._cuts = candidate_cuts(costs.model)
+        self._cuts = costs.cuts
 
     def best(self, below: int, lower_bound: int, *, first: bool) -> tuple[int, list[int]] | None:
         """The least peak under `below` and its cuts; `None` if there is none.
@@ -236,7 +237,7 @@ class OrderSearch:
 
 
 def candidate_cuts(model: StepModel) -> list[int]:
-    """All cuts of a small model; for a large one, the cheapest cut of each of `_MAX_CUTS` equal parts."""
+    """All cuts of a small model; for a large one, the cheapest cut of each of at most `_MAX_CUTS` equal parts."""
     positions = model.positions
     change = [0] * (positions + 1)
     for position, last in enumerate(model.last_reader):
@@ -244,7 +245,8 @@ def candidate_cuts(model: StepModel) -> list[int]:
         change[position] += size
         change[max(last, position)] -= size
     kept = list(accumulate(change))
-    length = -(-(positions - 1) // _MAX_CUTS) or 1
+    count = min(_MAX_CUTS, max(_MAX_CUTS_TIMES_POSITIONS // positions, 1))
+    length = -(-(positions - 1) // count) or 1
     starts = range(0, positions - 1, length)
     return [min(range(start, min(start + length, positions - 1)), key=kept.__getitem__) for start in starts]
 
@@ -280,7 +282,7 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     # Among cuts of equal peak, the search prefers little recomputation.
     scaled, unit = _within_int64(joint)
     searched = _search_orders(scaled, unit, orders, peak + 1, bound.bytes, options, deadline)
-    for number, candidate in enumerate(searched):
+    for number, candidate in enumerate(dict.fromkeys(searched)):
         candidate_peak = joint.profile(candidate).peak_bytes
         if candidate_peak < peak or (candidate_peak == peak and number == 0 and plan is independent):
             peak, plan = candidate_peak, candidate
@@ -311,7 +313,7 @@ def _search_orders(
         megabytes = best * unit / 10**6
         options.progress(f"planning: order {number} of {len(orders)}, {megabytes:,.0f} MB so far")
         model = step_model(joint.step_in(order), joint.members, order)
-        search = OrderSearch(PhaseCosts(model), deadline)
+        search = OrderSearch(PhaseCosts(model, candidate_cuts(model)), deadline)
         lower = search.best(best, least, first=number == 1)
         logger.debug("order %s...: %s", order[:3], "nothing lower" if lower is None else f"{lower[0]} units")
         if lower is not None:

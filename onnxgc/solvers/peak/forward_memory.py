@@ -1,8 +1,6 @@
 """Memory of the first forward between two cuts of an order (`onnxgc.solvers.peak.phase_memory`)."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 
@@ -10,11 +8,11 @@ from onnxgc.solvers.peak.step_model import IntArray, StepModel, allocated
 
 
 class FirstForward:
-    """Memory of the first forward of phases, without the tensors kept for lower phases."""
+    """Memory of the first forward of phases that end at one of `cuts`, without the tensors kept for lower phases."""
 
-    def __init__(self, model: StepModel, longest: int) -> None:
+    def __init__(self, model: StepModel, longest: int, cuts: Set[int]) -> None:
         self._model = model
-        self._needs = self._all_needs(longest)
+        self._needs = self._all_needs(longest, cuts)
         self._late = self._late_storages()
 
     def needs(self, cut: int, width: int) -> tuple[IntArray, IntArray]:
@@ -55,9 +53,9 @@ class FirstForward:
                 late.setdefault(storage.position, []).append((storage.size, last))
         return late
 
-    def _all_needs(self, longest: int) -> list[IntArray]:
+    def _all_needs(self, longest: int, cuts: Set[int]) -> dict[int, IntArray]:
         model = self._model
-        needs: list[IntArray] = []
+        needs: dict[int, IntArray] = {}
         live: dict[int, int] = {}  # Live storages, and their positions.
         before = np.zeros(0, np.int64)
         for position in range(model.positions):
@@ -81,7 +79,8 @@ class FirstForward:
                 for number in (*operator.reads, *operator.writes):
                     if number in live and self._ends_in_forward(number, index):
                         del live[number]
-            needs.append(need)
+            if position in cuts:
+                needs[position] = need
             before = need
         return needs
 

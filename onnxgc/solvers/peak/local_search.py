@@ -1,7 +1,5 @@
 """Local search over sets of kept vertices in one order: keep or discard one vertex at a time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 

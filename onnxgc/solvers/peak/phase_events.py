@@ -1,7 +1,5 @@
 """Allocations and releases of backward between two cuts of an order, in order of time."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -14,8 +14,7 @@ the phase's own memory.
 are counted from 0, and the cut before the first position is -1.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -31,7 +30,10 @@ Waiting: TypeAlias = frozenset[int]
 MAX_PHASE = 1024
 """Largest number of positions in a phase."""
 _PATIENCE = 24
-"""A row of phases ends after this many consecutive phases above the limit."""
+"""A row of phases ends after this many consecutive phases above the limit, and at least `_PATIENT_CUTS` cuts."""
+_PATIENT_CUTS = 3
+_UNKNOWN = np.iinfo(np.int64).max // 4
+"""Memory of a phase from a position that is no cut."""
 _LEAST = np.iinfo(np.int64).min // 4
 
 
@@ -52,7 +54,7 @@ class _WaitingUses:
 
 @dataclass(frozen=True, slots=True)
 class PhaseRow:
-    """The phases that end at one cut: entry k has the lower cut `cut - 1 - k`.
+    """The phases that end at one cut: entry k has the lower cut `cut - 1 - k`, if that is one of the cuts.
 
     With the usual waiting storages at the lower cut: `need` is the memory of a phase in addition to the
     bytes kept for lower phases, `adds` its contribution to the bytes kept for higher phases, and `flops` its
@@ -66,10 +68,13 @@ class PhaseRow:
 
 
 class PhaseCosts:
-    """Memory of phases in one order of vertices, computed on demand and cached."""
+    """Memory of phases between `cuts` of one order of vertices (by default all), computed on demand and cached."""
 
-    def __init__(self, model: StepModel) -> None:
+    def __init__(self, model: StepModel, cuts: Sequence[int] | None = None) -> None:
         self.model = model
+        self.cuts = range(model.positions - 1) if cuts is None else cuts
+        self._lower_cuts = np.asarray([-1, *self.cuts], np.int64)
+        self._patience = max(_PATIENCE, _PATIENT_CUTS * int(np.diff(self._lower_cuts).max(initial=0)))
         self._events_of_cut: dict[int, PhaseEvents] = {}
         self._rows: dict[int, PhaseRow] = {}
         self._last: tuple[IntArray, PhaseEvents] | None = None
@@ -77,9 +82,9 @@ class PhaseCosts:
         self._latest_usual = -1
         self._waiting_bytes = np.zeros(model.positions + 1, np.int64)
         self._waits: dict[int, tuple[int, int]] = {}
-        self._guess = _PATIENCE
+        self._guess = self._patience
         self._writer = EventWriter(model)
-        self._forward = FirstForward(model, MAX_PHASE)
+        self._forward = FirstForward(model, MAX_PHASE, frozenset(self.cuts))
         self._memo: dict[tuple[int, int, Waiting], tuple[int, int]] = {}
 
     def usual_waiting(self, cut: int) -> Waiting:
@@ -100,14 +105,14 @@ class PhaseCosts:
             row = self._compute_row(cut, cut - min(depth, guess if guess > width else width + width // 2))
             self._rows[cut] = row
         total = kept[cut + 1 - len(row.need) : cut + 1][::-1] + row.need
-        self._guess = max(_PATIENCE, int(np.flatnonzero(total <= limit).max(initial=0)) + _PATIENCE)
+        self._guess = int(np.flatnonzero(total <= limit).max(initial=0)) + self._patience
         return row
 
     def _ends(self, cut: int, row: PhaseRow, limit: int, kept: IntArray) -> bool:
         """Whether the longest phases of a row all exceed the limit."""
         width = len(row.need)
-        below = kept[cut + 1 - width : cut + 1 - max(width - _PATIENCE, 0)][::-1]
-        return bool(np.all(below + row.need[-_PATIENCE:] > limit))
+        below = kept[cut + 1 - width : cut + 1 - max(width - self._patience, 0)][::-1]
+        return bool(np.all(below + row.need[-self._patience :] > limit))
 
     def last_row(self, limit: int) -> IntArray:
         """Memory of the last phase, which keeps every tensor, with the usual waiting storages.
@@ -118,11 +123,12 @@ class PhaseCosts:
         width = 64 if self._last is None else len(self._last[0])
         while True:
             width = min(width, depth)
+            rows = self._rows_of_cuts(depth - 1, width)
             if self._last is None or len(self._last[0]) < width:
                 events = self._writer.of_last_phase(depth - width)
                 uses = self._uses_of_waiting(events, depth - 1, width)
-                self._last = self._needs(events, depth - 1, width, uses), events
-            if width == depth or int(self._last[0][-1]) > limit:
+                self._last = self._needs(events, depth - 1, width, rows, uses), events
+            if width == depth or int(self._last[0][rows].max(initial=0)) > limit:
                 return self._last[0]
             width *= 2
 
@@ -193,11 +199,12 @@ class PhaseCosts:
         adds = np.cumsum(adds)
         uses = self._uses_of_waiting(events, cut, width)
         adds += uses.used_bytes
-        need = self._needs(events, cut, width, uses)
+        rows = self._rows_of_cuts(cut, width)
+        need = self._needs(events, cut, width, rows, uses)
         lower_cuts = cut - 1 - np.arange(width)
         forward, late = self._forward.needs(cut, width)
         forward = forward + late + self._waiting_bytes[lower_cuts + 1]
-        for k in np.flatnonzero((uses.idle | (late > 0)) & (forward > need)):
+        for k in rows[((uses.idle | (late > 0)) & (forward > need))[rows]]:
             lower = cut - 1 - int(k)
             waiting = self.usual_waiting(lower)
             used = self._used(events, waiting, lower)
@@ -268,20 +275,27 @@ class PhaseCosts:
                 lower = stop - 1
         return _WaitingUses(used_bytes, still, idle, live)
 
-    def _needs(self, events: PhaseEvents, cut: int, width: int, uses: _WaitingUses) -> IntArray:
-        """Memory of backward in the phases from the `width` cuts below `cut`, vectorised."""
+    def _rows_of_cuts(self, cut: int, width: int) -> IntArray:
+        """The entries of a row of `width` phases whose lower cut is one of the cuts, in order."""
+        first, last = np.searchsorted(self._lower_cuts, (cut - width, cut))
+        rows: IntArray = cut - 1 - self._lower_cuts[first:last][::-1]
+        return rows
+
+    def _needs(self, events: PhaseEvents, cut: int, width: int, rows: IntArray, uses: _WaitingUses) -> IntArray:
+        """Memory of backward in the phases from the `width` cuts below `cut`, vectorised; known for `rows`."""
         size = len(events.base)
-        change = np.zeros((width, size + 1), np.int64)
-        row = cut - events.live_position
+        change = np.zeros((len(rows) + 1, size + 1), np.int64)
+        row = np.searchsorted(rows, cut - events.live_position)
         np.add.at(change, (row, events.begin), events.live_size)
         np.add.at(change, (row, events.end + 1), -events.live_size)
         np.cumsum(change, axis=0, out=change)
         for start, stop, last, live_bytes in uses.live:
-            change[start:stop, 0] += live_bytes
-            change[start:stop, last + 1] -= live_bytes
-        live = np.cumsum(change, axis=1, out=change)[:, :size]
+            used = slice(*np.searchsorted(rows, (start, stop)))
+            change[used, 0] += live_bytes
+            change[used, last + 1] -= live_bytes
+        live = np.cumsum(change[:-1], axis=1, out=change[:-1])[:, :size]
         live += events.base
-        lower_cuts = cut - 1 - np.arange(width)
-        live[events.event_position[None, :] <= lower_cuts[:, None]] = _LEAST
-        needs: IntArray = np.maximum(live.max(axis=1, initial=0), 0)
+        live[events.event_position[None, :] < cut - rows[:, None]] = _LEAST
+        needs = np.full(width, _UNKNOWN)
+        needs[rows] = np.maximum(live.max(axis=1, initial=0), 0)
         return needs

@@ -1,7 +1,5 @@
 """Plan transfer: plans for one network applied to its counterpart."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 

@@ -5,8 +5,6 @@ tensors that are live at each time. The bytes of gradients and temporaries are t
 simulated profile of the baseline. All sizes are in bytes; positions of vertices are counted from 0.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -143,7 +141,7 @@ def _operators_and_storages(
         writes: list[int] = []
         reuses = None
         for number, name in enumerate(operator.outputs):
-            if name in step.outputs:
+            if name in step.output_set:
                 continue
             if number == 0 and operator.is_view:
                 if source is not None:

@@ -1,7 +1,5 @@
 """Activations, and Dropout."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Operators that create tensors, on the module's device and in its floating type."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Operators that move elements and change shapes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Arithmetic, comparisons and other elementwise operators."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 

@@ -1,7 +1,5 @@
 """Operators that read, write or produce indices and shapes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Normalisations. x: [N, C, spatial...] for operators without an axis."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Pooling. x: [N, C, spatial...]; the reader replaces `auto_pad` by explicit padding."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 

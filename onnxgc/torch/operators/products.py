@@ -1,7 +1,5 @@
 """Convolutions and matrix products. x: [N, C, spatial...]."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 

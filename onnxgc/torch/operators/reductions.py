@@ -1,7 +1,5 @@
 """Reductions along axes, and indices of extrema."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -6,8 +6,6 @@ many of its results are read; for more than one it returns a tuple) and `like` (
 device and floating type).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Resampling of images, to another size or at given points."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache

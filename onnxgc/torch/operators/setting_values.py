@@ -1,7 +1,5 @@
 """Settings of operators, which are numbers, or tensors if they are not constant."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
