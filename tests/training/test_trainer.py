@@ -239,7 +239,7 @@ def test_learning_rates():
     "how, words",
     [
         ({"optimizer": "none"}, "training needs an optimizer"),
-        ({"optimizer": "lion"}, "unknown optimizer 'lion'"),
+        ({"optimizer": "adan"}, "unknown optimizer 'adan'"),
         ({"accumulate": 0}, "give at least 1"),
         ({"learning_rate": -1.0}, "the learning rate is -1.0"),
         ({"provider": "abacus"}, "choose cpu or cuda"),
